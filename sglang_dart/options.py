@@ -1,0 +1,88 @@
+"""Every knob once: name, source, bounds. Nothing else reads the environment (cpu_host.py sets it).
+
+SGLang has no flags for a plug-in's own settings, so they come from, strongest first:
+the variable SGLANG_DART_CONFIG (inline JSON or the path of a JSON file), then the object
+`dart_config` in the drafter's config.json, then the defaults below. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+ENVIRONMENT = "SGLANG_DART_CONFIG"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class DartOptions:
+    """Settings of the DART algorithm. Defaults: arXiv 2601.19278 and its released code."""
+
+    budget: Annotated[int, Field(ge=1, le=1023)] = 60
+    """Nodes kept beside the root; a verify step has budget + 1 rows."""
+    candidates: Annotated[int, Field(ge=1, le=1024)] = 25
+    """Tokens considered at each level."""
+    beam: Annotated[int, Field(ge=1, le=1024)] = 20
+    """Paths that are extended at each level."""
+    logit_decay: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Level l's log-probability counts logit_decay ** l."""
+    level_exponent: Annotated[float, Field(ge=0, le=4)] = 0.7
+    """Level l's step score counts (l + 1) ** -level_exponent."""
+    ngram: str | None = None
+    """N-gram model: a local file, or `repo/id:file` on the hub; None drafts without one."""
+    ngram_weight: Annotated[float, Field(ge=0, le=100)] = 0.5
+    """Weight of the log of the n-gram probability, from the second level on."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads of the tree search; 0 takes the cores that this process may use."""
+    final_norm_passes: Literal[1, 2] = 2
+    """How often the head's final norm is applied; the release applies it twice."""
+    cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Without a GPU: rows that one verify step may hold, all requests together; 0 chooses by dtype."""
+
+
+def load_dart_options(drafter_config: Mapping[str, Any]) -> DartOptions:
+    """Merge the sources above. Raises ValueError, one line, naming the source and the key."""
+    settings: dict[str, Any] = {}
+    for source, given in (
+        ("dart_config in the drafter's config.json", drafter_config.get("dart_config", {})),
+        (ENVIRONMENT, _from_environment()),
+    ):
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{source}: expected a JSON object, got {type(given).__name__}")
+        settings |= given
+        # Validated source by source, so that an error names the one that holds it.
+        options = _validate(source, settings)
+    return options
+
+
+def _from_environment() -> Any:
+    text = os.environ.get(ENVIRONMENT, "").strip()
+    if not text:
+        return {}
+    if not text.startswith("{"):
+        try:
+            text = Path(text).read_text()
+        except OSError as error:
+            raise ValueError(
+                f"{ENVIRONMENT}={text}: neither a JSON object nor a readable file ({error.strerror})"
+            ) from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{ENVIRONMENT}: not valid JSON ({error})") from error
+
+
+def _validate(source: str, settings: Mapping[str, Any]) -> DartOptions:
+    try:
+        return TypeAdapter(DartOptions).validate_python(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(sorted(DartOptions.__dataclass_fields__))
+        hint = f"; known keys: {known}" if first["type"] == "unexpected_keyword_argument" else ""
+        raise ValueError(f"{source}: {key}: {first['msg']}, got {first['input']!r}{hint}") from error
