@@ -1,0 +1,10 @@
+// Shared by the files of bind/, the only ones that include nanobind.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace dart {
+
+void bind_thread_pool(nanobind::module_& m);
+
+}  // namespace dart
