@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 ENVIRONMENT = "SGLANG_DART_CONFIG"
@@ -79,7 +79,7 @@ def _from_environment() -> Any:
 
 def _validate(source: str, settings: Mapping[str, Any]) -> DartOptions:
     try:
-        return TypeAdapter(DartOptions).validate_python(dict(settings))
+        return DartOptions(**settings)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
