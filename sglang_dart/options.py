@@ -42,7 +42,7 @@ class DartOptions:
     final_norm_passes: Literal[1, 2] = 2
     """How often the head's final norm is applied; the release applies it twice."""
     cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Without a GPU: rows that one verify step may hold, all requests together; 0 chooses by dtype."""
+    """Without a GPU: rows of one verify step, all requests together; 0 chooses by dtype."""
 
 
 def load_dart_options(drafter_config: Mapping[str, Any]) -> DartOptions:
@@ -69,7 +69,7 @@ def _from_environment() -> Any:
             text = Path(text).read_text()
         except OSError as error:
             raise ValueError(
-                f"{ENVIRONMENT}={text}: neither a JSON object nor a readable file ({error.strerror})"
+                f"{ENVIRONMENT}={text}: no JSON object and no readable file ({error.strerror})"
             ) from error
     try:
         return json.loads(text)
@@ -85,4 +85,6 @@ def _validate(source: str, settings: Mapping[str, Any]) -> DartOptions:
         key = ".".join(str(part) for part in first["loc"])
         known = ", ".join(sorted(DartOptions.__dataclass_fields__))
         hint = f"; known keys: {known}" if first["type"] == "unexpected_keyword_argument" else ""
-        raise ValueError(f"{source}: {key}: {first['msg']}, got {first['input']!r}{hint}") from error
+        raise ValueError(
+            f"{source}: {key}: {first['msg']}, got {first['input']!r}{hint}"
+        ) from error
