@@ -1,0 +1,127 @@
+"""What a round leaves behind: rows for the draft KV, roots, token tails, the next candidates."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.types import Candidates
+
+if TYPE_CHECKING:
+    from sglang_dart.round import Verdict
+
+
+def verified_rows(verdict: Verdict, length: torch.Tensor) -> Rows:
+    """The rows that the target has just verified, bs * C of them, for the draft KV.
+
+    Fixed in number, so that nothing waits for the host: those beyond the accepted run are sent to
+    the dummy slot 0. `length` [bs] is the committed length before the round.
+    """
+    columns = torch.arange(verdict.token.shape[1], device=length.device)
+    valid = columns < verdict.length[:, None]
+    return Rows(
+        feature=verdict.feature.flatten(0, 1),
+        next_token=verdict.token.flatten(),
+        position=(length[:, None] + columns).flatten(),
+        slot=torch.where(valid, verdict.slot, 0).flatten(),
+    )
+
+
+def next_roots(verdict: Verdict, length: torch.Tensor, slot_table: torch.Tensor) -> Roots:
+    """Where the next round drafts from. `length` [bs]: committed length before this round."""
+    last = (verdict.length - 1).long()[:, None]
+    feature = verdict.feature.gather(
+        1, last[..., None].expand(-1, 1, verdict.feature.shape[2])
+    ).squeeze(1)
+    return Roots(
+        token=verdict.token.gather(1, last).squeeze(1),
+        length=length + verdict.length,
+        last_feature=feature,
+        slot_table=slot_table,
+    )
+
+
+def shift_tail(tail: torch.Tensor, verdict: Verdict) -> torch.Tensor:
+    """Append the committed run to each request's newest tokens.
+
+    tail [bs, T] int64, oldest first, root last, -1 where the text is shorter -> [bs, T].
+    """
+    text = torch.cat([tail, verdict.token], dim=1)
+    window = torch.arange(tail.shape[1], device=tail.device)
+    return text.gather(1, verdict.length.long()[:, None] + window)
+
+
+@dataclass(frozen=True)
+class _HostCopy:
+    """A copy to the host that may still be under way."""
+
+    row: list[int]
+    token: torch.Tensor
+    log_prob: torch.Tensor
+    tail: torch.Tensor
+    done: torch.cuda.Event | None
+
+
+class RoundState:
+    """What every request carries from one round to the next, by its row in the engine's table.
+
+    A row is written by its request's prefill before any round reads it, so rows that the engine
+    hands to another request need no clearing. On a GPU the host copies are asynchronous: `take`
+    waits for them, which is the one wait of a round.
+    """
+
+    def __init__(
+        self, rows: int, levels: int, candidates: int, tail: int, device: torch.device
+    ) -> None:
+        """`tail`: how many of its newest tokens a request remembers, the root included."""
+        self._token = torch.zeros(rows, levels, candidates, dtype=torch.int64)
+        self._log_prob = torch.full((rows, levels, candidates), -torch.inf)
+        self._host_tail = torch.full((rows, tail), -1, dtype=torch.int64)
+        self._device_tail = self._host_tail.to(device)
+        self._pending: deque[_HostCopy] = deque()
+
+    @property
+    def tail_length(self) -> int:
+        return self._host_tail.shape[1]
+
+    def tail(self, row_index: torch.Tensor) -> torch.Tensor:
+        """The newest tokens of each request, [bs, T], on the device."""
+        return self._device_tail[row_index]
+
+    def put(
+        self,
+        row: list[int],
+        row_index: torch.Tensor,
+        candidates: Candidates,
+        tail: torch.Tensor,
+    ) -> None:
+        """Keep candidates [bs, D, K] and tails [bs, T]; returns before they reach the host."""
+        self._device_tail[row_index] = tail
+        copies = [_to_host(x) for x in (candidates.token, candidates.log_prob, tail)]
+        done = None
+        if tail.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+        self._pending.append(_HostCopy(row, *copies, done))
+
+    def take(self, row: list[int]) -> tuple[Candidates, torch.Tensor]:
+        """Candidates and tails of these requests, on the host."""
+        while self._pending:
+            copy = self._pending.popleft()
+            if copy.done is not None:
+                copy.done.synchronize()
+            self._token[copy.row] = copy.token
+            self._log_prob[copy.row] = copy.log_prob
+            self._host_tail[copy.row] = copy.tail
+        return Candidates(self._token[row], self._log_prob[row]), self._host_tail[row]
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

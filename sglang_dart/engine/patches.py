@@ -1,0 +1,64 @@
+"""Each hook on upstream, why it is there, and when it can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_spec
+
+from sglang_dart.engine.algorithm import is_ours
+
+ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+CELL_SIZE = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
+REQUEST_METRICS = (
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
+)
+
+
+def install() -> None:
+    """Register every hook; SGLang applies them once all plug-ins have run."""
+    HookRegistry.register(ROW_HEADROOM, _row_headroom, HookType.AROUND)
+    HookRegistry.register(CELL_SIZE, _cell_size, HookType.AFTER)
+    HookRegistry.register(REQUEST_METRICS, _request_metrics, HookType.AFTER)
+
+
+def _row_headroom(original: Callable[[], int]) -> int:
+    """A row of the slot table must hold the slots reserved beyond the context length.
+
+    0.5.23 widens the rows at page size 1 for its own algorithms only; without this a wide tree
+    near the context limit writes into the next request's row. Goes when upstream sizes the row
+    from the reserve for every algorithm.
+    """
+    extra = original()
+    if not is_ours(get_spec().speculative_algorithm):
+        return extra
+    return max(extra, get_alloc_reserve_per_decode() + get_alloc_page_size() + 4)
+
+
+def _cell_size(size: int, configurator: Any, kvc: Any, num_layers: int) -> int | None:
+    """Draft KV lies beside the target's, slot by slot, and is paid from the same memory.
+
+    Goes when a custom algorithm can declare bytes per token.
+    """
+    if not is_ours(get_spec().speculative_algorithm) or kvc.is_draft_worker:
+        return None
+    return size + kvc.spec_algorithm.draft_bytes_per_slot
+
+
+def _request_metrics(_: None, manager: Any, meta_info: dict[str, Any], *__: Any) -> None:
+    """Accept length and rate of a request, within what is possible.
+
+    0.5.23 counts the token of the prefill as if a verify step had made it, and divides the
+    accepted drafts by the width of the tree, of which only one path can be accepted. Ours: tokens
+    after the first, a verify step; and accepted drafts over the deepest possible path.
+    """
+    spec = get_spec()
+    if not is_ours(spec.speculative_algorithm) or "spec_verify_ct" not in meta_info:
+        return
+    rounds = meta_info["spec_verify_ct"]
+    drafted = max(meta_info["completion_tokens"] - 1 - rounds, 0)
+    meta_info["spec_accept_length"] = 1 + drafted / rounds
+    meta_info["spec_accept_rate"] = drafted / (rounds * spec.speculative_num_steps)

@@ -1,0 +1,60 @@
+"""What a prefill leaves behind: rows for the draft KV, and the newest tokens of each prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_dart.draft.drafter import Rows
+
+
+def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
+    """The rows of the prompt tokens that this step has read.
+
+    Row t carries the embedding of token t + 1. After the last row of a request stands its root,
+    or, where a chunk ends inside the prompt, the next prompt token.
+    feature [sum of extend lengths, taps * H], root [bs] -> as many rows.
+    """
+    device = feature.device
+    extend = torch.tensor(batch.extend_lens, dtype=torch.int64)
+    prefix = torch.tensor(batch.prefix_lens, dtype=torch.int64)
+    end = extend.cumsum(0)
+    offset = torch.arange(int(end[-1])) - torch.repeat_interleave(end - extend, extend)
+    position = torch.repeat_interleave(prefix, extend) + offset
+
+    following = root.long()
+    if batch.chunked_req_next_prompt_token is not None:
+        for i, req in enumerate(batch.reqs):
+            if req is batch.chunked_req:
+                following = following.clone()
+                # A slice: a scalar index would copy through the host and wait.
+                following[i : i + 1].fill_(batch.chunked_req_next_prompt_token)
+    next_token = batch.input_ids.long().roll(-1)
+    next_token[(end - 1).to(device, non_blocking=True)] = following
+    return Rows(
+        feature=feature,
+        next_token=next_token,
+        position=position.to(device, non_blocking=True),
+        slot=batch.out_cache_loc,
+    )
+
+
+def last_row(batch: Any, device: torch.device) -> torch.Tensor:
+    """Index of each request's last row, [bs] int64."""
+    end = torch.tensor(batch.extend_lens, dtype=torch.int64).cumsum(0)
+    return (end - 1).to(device, non_blocking=True)
+
+
+def prompt_tail(batch: Any, root: torch.Tensor, length: int) -> torch.Tensor:
+    """The newest `length` tokens of each request, root last, -1 before the start: [bs, length]."""
+    before = length - 1
+    tail = torch.full((len(batch.reqs), length), -1, dtype=torch.int64)
+    for i, req in enumerate(batch.reqs):
+        text = list(req.origin_input_ids[-before:]) + list(req.output_ids[-before:])
+        known = text[-before:] if before else []
+        if known:
+            tail[i, before - len(known) : before] = torch.tensor(known, dtype=torch.int64)
+    tail = tail.to(root.device, non_blocking=True)
+    tail[:, -1] = root
+    return tail

@@ -1,0 +1,45 @@
+"""Steps of SGLang's argument resolution that we wrap: they come before its call-backs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+from sglang_dart.algorithms import load_method
+from sglang_dart.engine.algorithm import is_ours
+
+Step = Callable[[Any], None]
+
+
+def install() -> None:
+    """Wrap the steps. Called once a process."""
+    register_resolution_hook("handle_attention_backend_compatibility")(_attention_backend)
+    register_resolution_hook("handle_speculative_decoding")(_drafter_config)
+
+
+def _attention_backend(server_args: Any, previous: Step) -> None:
+    """FlashInfer is the default on a GPU; SGLang's own choice may be one without tree masks."""
+    args = resolving_view(server_args)
+    chosen = (
+        args.attention_backend,
+        args.prefill_attention_backend,
+        args.decode_attention_backend,
+    )
+    if is_ours(args.speculative_algorithm) and args.device == "cuda" and not any(chosen):
+        declare_resolution(server_args, "sglang_dart", attention_backend="flashinfer")
+    previous(server_args)
+
+
+def _drafter_config(server_args: Any, previous: Step) -> None:
+    """Read the drafter's config.json before SGLang does, whose error would not name the field."""
+    args = resolving_view(server_args)
+    if is_ours(args.speculative_algorithm):
+        load_method(
+            args.speculative_algorithm,
+            args.speculative_draft_model_path,
+            args.speculative_draft_model_revision,
+        )
+    previous(server_args)

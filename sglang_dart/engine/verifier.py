@@ -1,0 +1,134 @@
+"""The target's pass over packed trees, inside SGLang."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative import eagle_worker_common
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
+
+from sglang_dart.round import Verdict
+from sglang_dart.types import PackedTree
+
+
+class TargetVerifier:
+    """Verifies the trees of one running batch. Made anew for each round; keeps the raw result.
+
+    `branching` is SGLang's `topk`: 1 says that every tree is a chain, whose accepted KV already
+    stands in front; any other value says that it must be moved there.
+    """
+
+    def __init__(
+        self,
+        batch: Any,
+        worker: Any,
+        branching: int,
+        grammar_barrier: Any,
+        publish: Callable[[torch.Tensor], None] | None,
+    ) -> None:
+        self._batch = batch
+        self._worker = worker
+        self._branching = branching
+        self._grammar_barrier = grammar_barrier
+        self._publish = publish
+        self.result: GenerationBatchResult | None = None
+
+    def verify(self, packed: PackedTree, levels: int) -> Verdict:
+        """Runs SGLang's own verify step: target forward, grammar, acceptance, KV to the front."""
+        batch = self._batch
+        bs, width = packed.token.shape
+        batch.spec_info = self._verify_input(packed, levels)
+        result = eagle_worker_common.run_eagle_verify(
+            batch,
+            target_worker=self._worker.target_worker,
+            req_to_token_pool=self._worker.req_to_token_pool,
+            token_to_kv_pool_allocator=self._worker.token_to_kv_pool_allocator,
+            plan_stream=None,
+            plan_stream_ctx=contextlib.nullcontext(),
+            topk=self._branching,
+            num_draft_tokens=width,
+            device=self._worker.device,
+            metadata_ready_pre_pad=False,
+            finalize_tree_path=True,
+            grammar_barrier=self._grammar_barrier,
+        )
+        self.result = result
+        if self._publish is not None:
+            # As early as the new lengths exist: the scheduler prepares the next step from them.
+            self._publish(result.new_seq_lens)
+        columns = levels + 1
+        feature = result.logits_output.hidden_states.view(bs, width, -1)[:, :columns]
+        result.logits_output.hidden_states = None
+        return Verdict(
+            token=result.next_token_ids.view(bs, width)[:, :columns].long(),
+            length=result.accept_lens,
+            feature=feature,
+            slot=batch.out_cache_loc.view(bs, width)[:, :columns],
+        )
+
+    def _verify_input(self, packed: PackedTree, levels: int) -> EagleVerifyInput:
+        bs, width = packed.token.shape
+        nodes = torch.arange(bs * width, device=packed.token.device).view(bs, width)
+        return EagleVerifyInput(
+            draft_token=packed.token.flatten(),
+            custom_mask=self._mask(packed),
+            positions=packed.position.flatten(),
+            retrieve_index=nodes,
+            retrieve_next_token=packed.first_child,
+            retrieve_next_sibling=packed.next_sibling,
+            retrieve_cum_len=None,
+            spec_steps=levels,
+            topk=self._branching,
+            draft_token_num=width,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            seq_lens_sum=None,
+            seq_lens_cpu=None,
+        )
+
+    def _mask(self, packed: PackedTree) -> torch.Tensor:
+        """The visibility of every node, in the layout that the attention back-end reads."""
+        buffer = self._worker.target_worker.model_runner.attn_backend.verify_mask
+        mode = default_tree_mask_mode() if buffer is None else buffer.mode
+        if mode == TreeMaskMode.QLEN_ONLY:
+            return packed.mask.flatten()
+        assert mode == TreeMaskMode.FULL_MASK, f"unknown tree mask layout {mode}"
+
+        bs, width = packed.token.shape
+        cells = width * (self._longest() + width) * bs
+        if buffer is not None and buffer.fits(bs):
+            flat = buffer.buffer[:cells]
+            flat.fill_(True)
+        else:
+            flat = torch.ones(cells, dtype=torch.bool, device=packed.mask.device)
+        return write_full_mask(packed.mask, self._batch.seq_lens, flat)
+
+    def _longest(self) -> int:
+        """An upper bound on the committed lengths, known to the host."""
+        batch = self._batch
+        if batch.seq_lens_cpu is not None:
+            return int(batch.seq_lens_cpu.max())
+        return batch.max_seq_len_host
+
+
+def write_full_mask(mask: torch.Tensor, length: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Write tree masks [bs, N, N] into `flat`, already True, behind each row's committed columns.
+
+    SGLang's layout: request by request, row by row, length[i] + N columns a row. In place; returns
+    `flat`. No host synchronisation.
+    """
+    width = mask.shape[1]
+    row_size = length + width
+    start = (row_size.cumsum(0) - row_size) * width
+    node = torch.arange(width, device=mask.device)
+    column = length[:, None, None] + node
+    row = node[:, None] * row_size[:, None, None]
+    # An index per cell of the tree block; the committed columns keep their True.
+    at = start[:, None, None] + row + column
+    flat[at.flatten()] = mask.flatten().to(flat.dtype)
+    return flat

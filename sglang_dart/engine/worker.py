@@ -1,0 +1,230 @@
+"""The worker that SGLang drives: life-cycle, and dispatch to prefill and decode."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from sglang_dart.algorithms import Target, load_method
+from sglang_dart.commit import RoundState
+from sglang_dart.draft.drafter import Roots
+from sglang_dart.engine import algorithm, prefill
+from sglang_dart.engine.carry import RoundCarry
+from sglang_dart.engine.metrics import AcceptMetrics
+from sglang_dart.engine.verifier import TargetVerifier
+from sglang_dart.round import RoundBatch, decode_round
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[torch.Tensor], None]
+
+
+class TreeWorker(BaseSpecWorker):
+    """Drafts trees with a private drafter and verifies them with the target.
+
+    The drafter is no SGLang model: it has one layer or a few, reads its own KV through the
+    target's slot table, and needs none of the scheduler's draft machinery.
+    """
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        spec = get_spec()
+        self._target_worker = target_worker
+        self.device = target_worker.device
+        self.speculative_num_steps = spec.speculative_num_steps
+        self.speculative_num_draft_tokens = spec.speculative_num_draft_tokens
+        self._branching = spec.speculative_eagle_topk
+        self._overlap = not server_args.disable_overlap_schedule
+
+        started = time.perf_counter()
+        runner = target_worker.model_runner
+        method = load_method(
+            spec.speculative_algorithm,
+            spec.speculative_draft_model_path,
+            spec.speculative_draft_model_revision,
+        )
+        self.drafter = method.load_drafter(_target_of(runner))
+        self._weight_load_time = time.perf_counter() - started
+        self.planner = method.planner(self.speculative_num_steps, chain=self._branching == 1)
+        self._rows_per_step = method.rows_per_step(self.device, runner.dtype)
+        self._metrics = AcceptMetrics(self.speculative_num_steps, server_args)
+
+        _tap(runner, self.drafter.taps)
+        algorithm.find(
+            spec.speculative_algorithm
+        ).draft_bytes_per_slot = self.drafter.kv_bytes_per_slot()
+        if runner.device == "cuda":
+            from sglang_dart.engine.graphs import TreeGraphRunner
+
+            # Asked by the runner when it captures, long after this constructor.
+            runner._decode_cuda_graph_runner_cls = lambda: TreeGraphRunner
+
+    # ---------------------------------------------------------------- life-cycle
+
+    @property
+    def draft_worker(self) -> None:
+        """None: the drafter is no SGLang worker."""
+        return None
+
+    @property
+    def weight_load_time(self) -> float:
+        """Seconds that loading the drafter took."""
+        return self._weight_load_time
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        """Make the draft KV and the per-request state, sized like the target's pools."""
+        super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
+        slots = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size
+        self.drafter.allocate(slots)
+        self._state = RoundState(
+            rows=req_to_token_pool.req_to_token.shape[0],
+            levels=self.drafter.levels,
+            candidates=self.planner.candidates,
+            tail=self.planner.context_length,
+            device=torch.device(self.device),
+        )
+        logger.info(
+            "sglang-dart: draft KV %.1f MiB (%d slots of %d bytes)",
+            slots * self.drafter.kv_bytes_per_slot() / 2**20,
+            slots,
+            self.drafter.kv_bytes_per_slot(),
+        )
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Count what a verify step accepted; SGLang calls it when the counts are on the host."""
+        self._metrics.count(num_correct_drafts_per_req)
+
+    # ---------------------------------------------------------------- steps
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Publish | None = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """One engine step: a prefill, or a round of the running batch."""
+        assert not batch.forward_mode.is_idle(), "idle steps come with DP attention, refused"
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish)
+        return self._decode(batch, on_publish, grammar_barrier)
+
+    def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        result = self.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL
+        )
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(batch.seq_lens)
+
+        root = result.next_token_ids
+        feature = result.logits_output.hidden_states
+        result.logits_output.hidden_states = None
+        rows = prefill.prompt_rows(batch, feature, root)
+        self.drafter.append(rows)
+        roots = Roots(
+            token=root.long(),
+            length=batch.seq_lens,
+            last_feature=feature[prefill.last_row(batch, feature.device)],
+            slot_table=self._slot_table(batch, int(batch.seq_lens_cpu.max())),
+        )
+        candidates = self.drafter.draft(roots, self.planner.candidates)
+        tail = prefill.prompt_tail(batch, root, self._state.tail_length)
+        self._state.put(_rows(batch), batch.req_pool_indices, candidates, tail)
+        result.next_draft_input = RoundCarry(bonus_tokens=root)
+        return result
+
+    def _decode(
+        self, batch: Any, on_publish: Publish | None, grammar_barrier: Any
+    ) -> GenerationBatchResult:
+        if batch.seq_lens.is_cuda:
+            # Made on the scheduler's stream, read on ours.
+            batch.seq_lens.record_stream(torch.cuda.current_stream())
+        width = self._width(len(batch.reqs))
+        longest = (
+            batch.max_seq_len_host if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
+        )
+        round_batch = RoundBatch(
+            row=_rows(batch),
+            row_index=batch.req_pool_indices,
+            root=batch.spec_info.bonus_tokens.long(),
+            length=batch.seq_lens.clone(),
+            # Gathered before the verify, so that its end is the last read of shared tables.
+            slot_table=self._slot_table(batch, longest + width),
+            ends=[_ends(req) for req in batch.reqs],
+        )
+        verifier = TargetVerifier(batch, self, self._branching, grammar_barrier, on_publish)
+        verdict = decode_round(
+            round_batch,
+            width=width,
+            state=self._state,
+            planner=self.planner,
+            verifier=verifier,
+            drafter=self.drafter,
+        )
+        result = verifier.result
+        assert result is not None
+        bonus = result.next_draft_input.bonus_tokens
+        result.next_draft_input = RoundCarry(bonus_tokens=bonus)
+        result.extra_keep_alive_refs += [round_batch, verdict]
+        return result
+
+    def _width(self, requests: int) -> int:
+        """Rows a request in this step, root included: constant on a GPU, by load on a CPU."""
+        width = self.speculative_num_draft_tokens
+        if self._rows_per_step is not None:
+            width = min(width, max(1, self._rows_per_step // requests))
+        return width
+
+    def _slot_table(self, batch: Any, columns: int) -> torch.Tensor:
+        table = self.req_to_token_pool.req_to_token
+        return table[batch.req_pool_indices, : min(columns, table.shape[1])]
+
+
+def _rows(batch: Any) -> list[int]:
+    return [req.kv.req_pool_idx for req in batch.reqs]
+
+
+def _ends(req: Any) -> frozenset[int]:
+    """Tokens that end this request's answer."""
+    if req.sampling_params.ignore_eos:
+        return frozenset()
+    return frozenset(req.eos_token_ids or ()) | frozenset(req.sampling_params.stop_token_ids or ())
+
+
+def _target_of(runner: Any) -> Target:
+    config = runner.model_config
+    return Target(
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        embed=runner.model.get_input_embeddings(),
+        dtype=runner.dtype,
+        device=torch.device(runner.device),
+    )
+
+
+def _tap(runner: Any, taps: tuple[int, ...]) -> None:
+    """Have the target hand over the outputs of these layers with every forward."""
+    if not hasattr(runner.model, "set_eagle3_layers_to_capture"):
+        raise ValueError(
+            f"target {type(runner.model).__name__} cannot be tapped: it lacks "
+            "set_eagle3_layers_to_capture; serve a Llama- or Qwen-class model"
+        )
+    runner.spec_aux_config.eagle_use_aux_hidden_state = True
+    runner.spec_aux_config.eagle_aux_hidden_state_layer_ids = list(taps)
