@@ -1,0 +1,84 @@
+"""Drafter checkpoints in the published layout: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from sglang_dart.draft.checkpoint import CONFIG, SINGLE, DartConfig
+from sglang_dart.draft.dart import DartHead
+
+
+def dart_config(target: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
+    """The config.json of a DART head for a target with this config.json.
+
+    Layer sizes follow the target unless `sizes` says otherwise (`draft_length`,
+    `draft_vocab_size`, `intermediate_size`).
+    """
+    rope = target.get("rope_parameters") or target
+    heads = target["num_attention_heads"]
+    config = {
+        "architectures": ["LlamaForCausalLMDart"],
+        "model_type": "llama",
+        "vocab_size": target["vocab_size"],
+        "draft_vocab_size": target["vocab_size"],
+        "hidden_size": target["hidden_size"],
+        "target_hidden_size": target["hidden_size"],
+        "intermediate_size": target["intermediate_size"],
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": target.get("num_key_value_heads", heads),
+        "head_dim": target.get("head_dim") or target["hidden_size"] // heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": target["max_position_embeddings"],
+        "rms_norm_eps": target["rms_norm_eps"],
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": None,
+        "draft_length": 7,
+        "tie_word_embeddings": False,
+        "bos_token_id": target.get("bos_token_id"),
+        "eos_token_id": target.get("eos_token_id"),
+    }
+    return config | sizes
+
+
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a checkpoint folder, replacing its two files; readers never see a half-written file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        weights, settings = Path(scratch) / SINGLE, Path(scratch) / CONFIG
+        save_file(
+            {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()},
+            weights,
+            metadata={"format": "pt"},
+        )
+        settings.write_text(json.dumps(config, indent=2) + "\n")
+        # The config last: a folder with a config is complete.
+        os.replace(weights, folder / SINGLE)
+        os.replace(settings, folder / CONFIG)
+
+
+def write_untrained_dart_head(target: Path, folder: Path, seed: int = 0) -> None:
+    """Write a DART head of random weights that fits the target folder; it predicts nothing.
+
+    It exists so that the whole path can run where no trained head is at hand.
+    """
+    config = dart_config(json.loads((target / "config.json").read_text()))
+    known = DartConfig.__dataclass_fields__.keys() & config.keys()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        head = DartHead(DartConfig(**{name: config[name] for name in known}))
+    tensors = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        for name, tensor in head.state_dict().items()
+    }
+    write_checkpoint(folder, config, tensors)
