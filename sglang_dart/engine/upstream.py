@@ -163,7 +163,7 @@ def check() -> list[str]:
         except (ImportError, AttributeError) as error:
             problems.append(f"sglang {installed}: {symbol.path} is gone ({error})")
             continue
-        missing = [name for name in symbol.needs if not _has(found, name)]
+        missing = [name for name in symbol.needs if not has(found, name)]
         if missing:
             problems.append(f"sglang {installed}: {symbol.path} lacks {', '.join(missing)}")
     return problems
@@ -187,7 +187,8 @@ def resolve(path: str) -> Any:
     raise ImportError(path)
 
 
-def _has(found: Any, name: str) -> bool:
+def has(found: Any, name: str) -> bool:
+    """Whether a class, struct or function has this attribute, field or parameter."""
     if hasattr(found, name):
         return True
     if inspect.isclass(found):

@@ -1,0 +1,50 @@
+"""Where settings come from, and what is said about wrong ones."""
+
+import json
+
+import pytest
+
+from sglang_dart.options import ENVIRONMENT, DartOptions, load_dart_options
+
+
+def test_defaults_without_any_source(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert load_dart_options({}) == DartOptions()
+
+
+def test_environment_wins_over_the_drafters_config(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, '{"budget": 7}')
+    options = load_dart_options({"dart_config": {"budget": 9, "beam": 3}})
+    assert (options.budget, options.beam) == (7, 3)
+
+
+def test_environment_may_name_a_file(monkeypatch, tmp_path):
+    path = tmp_path / "dart.json"
+    path.write_text(json.dumps({"beam": 4}))
+    monkeypatch.setenv(ENVIRONMENT, str(path))
+    assert load_dart_options({}).beam == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"bugdet": 7}', "bugdet"),
+        ('{"budget": 0}', "budget"),
+        ('{"budget": "60"}', "budget"),
+        ("[1]", "no JSON object"),
+        ("{", "not valid JSON"),
+        ("/nowhere/dart.json", "/nowhere/dart.json"),
+    ],
+)
+def test_one_line_names_source_and_key(monkeypatch, text, says):
+    monkeypatch.setenv(ENVIRONMENT, text)
+    with pytest.raises(ValueError, match=ENVIRONMENT) as caught:
+        load_dart_options({})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_drafters_config_is_named_when_it_is_wrong(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    with pytest.raises(ValueError, match=r"dart_config in the drafter's config.json: beam"):
+        load_dart_options({"dart_config": {"beam": 0}})
