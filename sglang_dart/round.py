@@ -30,7 +30,7 @@ class RoundBatch:
     root       [bs] int64: newest token of each, not yet read by the target.
     length     [bs] int64: committed positions before the root.
     slot_table [bs, W] int32 or int64: KV slot of each position, valid up to length + width.
-    ends       tokens that end an answer, a request each; empty where they do not.
+    end        [bs, E] int64: tokens that end the answer, on the host; -1 fills up.
     """
 
     row: list[int]
@@ -38,7 +38,7 @@ class RoundBatch:
     root: torch.Tensor
     length: torch.Tensor
     slot_table: torch.Tensor
-    ends: list[frozenset[int]]
+    end: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def decode_round(
 ) -> Verdict:
     """Verify a tree of `width` nodes (root included) a request, then draft for the next round."""
     candidates, context = state.take(batch.row)
-    packed = planner.plan(candidates, context, batch.root, batch.length, width, batch.ends)
+    packed = planner.plan(candidates, context, batch.root, batch.length, width, batch.end)
     verdict = verifier.verify(packed, planner.levels(width))
 
     drafter.append(verified_rows(verdict, batch.length))

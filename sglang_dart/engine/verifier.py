@@ -100,7 +100,7 @@ class TargetVerifier:
         assert mode == TreeMaskMode.FULL_MASK, f"unknown tree mask layout {mode}"
 
         bs, width = packed.token.shape
-        cells = width * (self._longest() + width) * bs
+        cells = width * (self._committed() + width * bs)
         if buffer is not None and buffer.fits(bs):
             flat = buffer.buffer[:cells]
             flat.fill_(True)
@@ -108,12 +108,12 @@ class TargetVerifier:
             flat = torch.ones(cells, dtype=torch.bool, device=packed.mask.device)
         return write_full_mask(packed.mask, self._batch.seq_lens, flat)
 
-    def _longest(self) -> int:
-        """An upper bound on the committed lengths, known to the host."""
+    def _committed(self) -> int:
+        """Committed tokens of all requests, or an upper bound where the host does not know."""
         batch = self._batch
         if batch.seq_lens_cpu is not None:
-            return int(batch.seq_lens_cpu.max())
-        return batch.max_seq_len_host
+            return int(batch.seq_lens_cpu.sum())
+        return len(batch.reqs) * batch.max_seq_len_host
 
 
 def write_full_mask(mask: torch.Tensor, length: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

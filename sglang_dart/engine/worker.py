@@ -166,7 +166,7 @@ class TreeWorker(BaseSpecWorker):
             length=batch.seq_lens.clone(),
             # Gathered before the verify, so that its end is the last read of shared tables.
             slot_table=self._slot_table(batch, longest + width),
-            ends=[_ends(req) for req in batch.reqs],
+            end=_end_tokens(batch.reqs),
         )
         verifier = TargetVerifier(batch, self, self._branching, grammar_barrier, on_publish)
         verdict = decode_round(
@@ -200,11 +200,17 @@ def _rows(batch: Any) -> list[int]:
     return [req.kv.req_pool_idx for req in batch.reqs]
 
 
-def _ends(req: Any) -> frozenset[int]:
-    """Tokens that end this request's answer."""
-    if req.sampling_params.ignore_eos:
-        return frozenset()
-    return frozenset(req.eos_token_ids or ()) | frozenset(req.sampling_params.stop_token_ids or ())
+def _end_tokens(reqs: list[Any]) -> torch.Tensor:
+    """Tokens that end each request's answer, [bs, E] int64, filled up with -1."""
+    ends = [
+        []
+        if req.sampling_params.ignore_eos
+        else [*(req.eos_token_ids or ()), *(req.sampling_params.stop_token_ids or ())]
+        for req in reqs
+    ]
+    widest = max(map(len, ends))
+    padded = [tokens + [-1] * (widest - len(tokens)) for tokens in ends]
+    return torch.tensor(padded, dtype=torch.int64).view(len(reqs), widest)
 
 
 def _target_of(runner: Any) -> Target:
