@@ -1,0 +1,279 @@
+"""`sglang-dart eval`: accept length on prompt sets, or every token against plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.metadata
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import typer
+from rich.console import Console
+
+from sglang_dart.cli import emit, run_tool
+from sglang_dart.measure.client import Request, each, send
+from sglang_dart.measure.datasets import (
+    Question,
+    encode_chat,
+    load_questions,
+    load_tokenizer,
+    shuffled,
+)
+from sglang_dart.measure.exactness import MODES, Prompt, Servers, compare, plain_cache_path
+from sglang_dart.measure.metrics import TIE_TOLERANCE
+from sglang_dart.measure.report import (
+    RawLog,
+    acceptance_summary,
+    acceptance_table,
+    answer_record,
+    exactness_summary,
+    exactness_tables,
+)
+from sglang_dart.measure.server import Server, serve
+
+ARM = "speculative"
+CACHE = Path.home() / ".cache" / "sglang-dart" / "eval"
+EXACTNESS, ACCEPTANCE = "exactness", "acceptance"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings={"allow_extra_args": True})
+def evaluate(
+    context: typer.Context,
+    exactness: Annotated[
+        bool, typer.Option("--exactness", help="Compare token ids with plain decoding.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="Target: a folder or a hub id.")] = "",
+    algorithm: Annotated[str, typer.Option(help="DART, DARTREE, or one of SGLang's.")] = "DART",
+    drafter: Annotated[str, typer.Option(help="Drafter: a folder or a hub id.")] = "",
+    url: Annotated[str, typer.Option(help="Accept length of a server that runs.")] = "",
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Prompts: JSON lines with `turns`; repeatable.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each file.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the questions and their order.")] = 0,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0, help="Of accept length runs.")] = 0.0,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    modes: Annotated[str, typer.Option(help="Serving modes to compare.")] = ",".join(MODES),
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Logit gap of a near-tie; default by dtype.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Raw results; if it exists, resumes.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Recompute from raw results.")] = None,
+) -> None:
+    """Measure accept length on prompt sets, or (--exactness) compare with plain decoding.
+
+    Words after `--` go to the servers, `--speculative-...` ones only to the one that speculates.
+    Exit code 1 if an answer differs from plain decoding at a clear logit gap.
+    """
+    if report:
+        _finish(RawLog.reopen(report))
+        return
+    if dtype not in TIE_TOLERANCE:
+        raise ValueError(f"--dtype {dtype}: must be one of {', '.join(TIE_TOLERANCE)}")
+    if bool(model) == bool(url) or (exactness and url):
+        raise ValueError("give --model FOLDER_OR_ID, or (accept length only) --url of a server")
+    questions = shuffled(load_questions(data or [], limit, seed), seed)
+    model = model or _model_of(url)
+    tokenizer = load_tokenizer(model)
+    settings: dict[str, Any] = {
+        "kind": EXACTNESS if exactness else ACCEPTANCE,
+        "model": model,
+        "algorithm": algorithm,
+        "drafter": drafter,
+        "data": [str(file) for file in data or []],
+        **{"limit": limit, "seed": seed, "new_tokens": new_tokens, "concurrency": concurrency},
+        "flags": ["--dtype", dtype, *context.args],
+        "chat_template": _digest(tokenizer.chat_template),
+        "thinking": False,
+        "versions": {name: importlib.metadata.version(name) for name in ("sglang", "torch")},
+    }
+    servers = _servers(settings)
+    if exactness:
+        tolerance = TIE_TOLERANCE[dtype] if tolerance is None else tolerance
+        log = RawLog(_out(out, EXACTNESS), settings | {"tolerance": tolerance})
+        _compare(questions, tokenizer, _modes(modes), servers, log)
+    else:
+        log = RawLog(_out(out, ACCEPTANCE), settings | {"url": url, "temperature": temperature})
+        with _running(url, servers) as address:
+            _accept(questions, tokenizer, address, log)
+    _finish(log)
+
+
+def split_flags(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Server flags for both servers, and those that only the speculating one gets."""
+    both: list[str] = []
+    speculating: list[str] = []
+    into = both
+    for word in words:
+        if word.startswith("--"):
+            into = speculating if word.startswith("--speculative-") else both
+        into.append(word)
+    return tuple(both), tuple(speculating)
+
+
+def _servers(settings: Mapping[str, Any]) -> Servers:
+    both, speculating = split_flags(settings["flags"])
+    drafter = settings["drafter"]
+
+    @contextmanager
+    def start(label: str, flags: Sequence[str]) -> Iterator[Server]:
+        progress = Progress()
+        progress.say(f"{label}: starting a server with {' '.join(flags)}")
+        with serve(settings["model"], flags) as server:
+            yield server
+
+    return Servers(
+        start=start,
+        plain_flags=both,
+        speculative_flags=(
+            *("--speculative-algorithm", settings["algorithm"]),
+            *(("--speculative-draft-model-path", drafter) if drafter else ()),
+            *both,
+            *speculating,
+        ),
+    )
+
+
+@contextmanager
+def _running(url: str, servers: Servers) -> Iterator[str]:
+    if url:
+        yield url.rstrip("/")
+        return
+    with servers.start(ARM, servers.speculative_flags) as server:
+        yield server.url
+
+
+def _compare(
+    questions: Sequence[Question],
+    tokenizer: Any,
+    modes: Sequence[str],
+    servers: Servers,
+    log: RawLog,
+) -> None:
+    prompts = [
+        Prompt(question, tuple(encode_chat(tokenizer, [_user(question.turns[0])])))
+        for question in questions
+    ]
+    settings = log.records[0]
+    compare(
+        prompts,
+        modes,
+        servers,
+        log,
+        plain_cache_path(CACHE, settings["model"], servers.plain_flags, settings["new_tokens"]),
+        new_tokens=settings["new_tokens"],
+        concurrency=settings["concurrency"],
+        progress=Progress(),
+    )
+
+
+def _accept(questions: Sequence[Question], tokenizer: Any, url: str, log: RawLog) -> None:
+    """Hold every conversation turn by turn, each turn after the model's own answers."""
+    settings, progress = log.records[0], Progress()
+    sampling = {"temperature": settings["temperature"], "max_new_tokens": settings["new_tokens"]}
+    asked = {place[:2] for place in log.answers(ARM)}
+    # A conversation that a crash cut short is held again from its start.
+    left = [q for q in questions if (q.set, q.id) not in asked]
+    done = 0
+
+    async def hold(session: aiohttp.ClientSession, question: Question) -> None:
+        nonlocal done
+        messages: list[dict[str, str]] = []
+        records = []
+        for turn, text in enumerate(question.turns):
+            messages.append(_user(text))
+            input_ids = encode_chat(tokenizer, messages)
+            reply = await send(session, url, Request(input_ids, sampling), stream=True)
+            messages.append({"role": "assistant", "content": reply.text})
+            records.append(answer_record(ARM, question, turn, input_ids, reply))
+        for record in records:
+            log.append(record)
+        done += 1
+        progress(ARM, done, len(left))
+
+    async def run() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+            # So that no answer profits from what an earlier run left in the prefix cache.
+            async with session.post(f"{url}/flush_cache") as response:
+                response.raise_for_status()
+            await each(left, lambda _, question: hold(session, question), settings["concurrency"])
+
+    asyncio.run(run())
+
+
+def _finish(log: RawLog) -> None:
+    """Print tables and the JSON line. Raises typer.Exit(1) on a clear mismatch."""
+    settings, console = log.records[0], Console()
+    result: dict[str, Any] = {"tool": "eval", "kind": settings["kind"], "raw": str(log.path)}
+    if settings["kind"] == ACCEPTANCE:
+        summary = acceptance_summary(log.answers(ARM).values())
+        console.print(acceptance_table(summary))
+        emit(result | {"accept_length": summary})
+        return
+    arms, tolerance = [mode for mode in MODES if log.answers(mode)], settings["tolerance"]
+    counts = exactness_summary(log, arms, tolerance)
+    for table in exactness_tables(log, arms, tolerance, counts):
+        console.print(table)
+    emit(result | {"tolerance": tolerance, "arms": counts})
+    if counts["together"]["clear"]:
+        raise typer.Exit(1)
+
+
+class Progress:
+    """Says on stderr how far an arm is, about every ten seconds."""
+
+    def __init__(self) -> None:
+        self.start = self.said = time.monotonic()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self.said > 10:
+            self.said = now
+            self.say(f"{label}: {done} of {total} after {now - self.start:.0f} s")
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _modes(text: str) -> list[str]:
+    chosen = [mode.strip() for mode in text.split(",") if mode.strip()]
+    unknown = sorted(set(chosen) - set(MODES))
+    if unknown or not chosen:
+        raise ValueError(f"--modes {text}: choose from {', '.join(MODES)}")
+    return [mode for mode in MODES if mode in chosen]
+
+
+def _model_of(url: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/model_info", timeout=10) as response:
+            return json.load(response)["model_path"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RuntimeError(f"{url}: no SGLang server answers there ({error})") from error
+
+
+def _out(out: Path | None, kind: str) -> Path:
+    return out or Path(f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(app, "python -m sglang_dart.eval"))
