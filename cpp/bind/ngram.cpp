@@ -1,0 +1,132 @@
+#include <array>
+#include <utility>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/arrays.h"
+#include "bind/bind.h"
+#include "core/ngram_model.h"
+#include "support/check.h"
+
+namespace nb = nanobind;
+
+namespace dart {
+namespace {
+
+template <typename T, size_t kAxes>
+using NewArray = nb::ndarray<T, nb::numpy, nb::ndim<kAxes>, nb::c_contig>;
+
+template <typename T, size_t kAxes>
+NewArray<T, kAxes> new_array(const std::array<size_t, kAxes>& shape) {
+  size_t size = 1;
+  for (const size_t axis : shape) size *= axis;
+  auto* data = new T[size]();
+  const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return NewArray<T, kAxes>(data, kAxes, shape.data(), owner);
+}
+
+auto query(const NgramModel& model, const std::vector<int32_t>& context,
+           const std::vector<int32_t>& candidates) {
+  const size_t n = candidates.size();
+  auto probability = new_array<float, 1>({n});
+  auto matched_length = new_array<int32_t, 1>({n});
+  model.probability(model.find(context), candidates, {probability.data(), n},
+                    {matched_length.data(), n});
+  return std::pair(std::move(probability), std::move(matched_length));
+}
+
+auto query_batch(const NgramModel& model, const Array<const int32_t, 2>& contexts,
+                 const Array<const int32_t, 2>& candidates) {
+  const size_t rows = contexts.shape(0);
+  const size_t length = contexts.shape(1);
+  const size_t width = candidates.shape(1);
+  DART_CHECK(candidates.shape(0) == rows, "contexts have ", rows, " rows, candidates ",
+             candidates.shape(0));
+  auto probability = new_array<float, 2>({rows, width});
+  auto matched_length = new_array<int32_t, 2>({rows, width});
+  {
+    const nb::gil_scoped_release release;
+    for (size_t row = 0; row < rows; ++row) {
+      const auto context = model.find({contexts.data() + row * length, length});
+      model.probability(context, {candidates.data() + row * width, width},
+                        {probability.data() + row * width, width},
+                        {matched_length.data() + row * width, width});
+    }
+  }
+  return std::pair(std::move(probability), std::move(matched_length));
+}
+
+uint64_t path_count(const NgramModel& model, const std::vector<int32_t>& path) {
+  if (path.empty()) return model.header().total;
+  DART_CHECK(path.size() <= static_cast<size_t>(model.order()), "a path of ", path.size(),
+             " tokens exceeds the order ", model.order());
+  uint32_t node = 0;
+  int level = 0;
+  for (const int32_t token : path) {
+    node = model.child(level, node, token);
+    if (node == NgramModel::kAbsent) return 0;
+    ++level;
+  }
+  return model.count(level, node);
+}
+
+void bind_model(nb::module_& m) {
+  nb::class_<NgramModel>(m, "NgramModel",
+                         "An n-gram model to look up. Calls from several threads are safe.")
+      .def_static("open", &NgramModel::open, nb::arg("path"),
+                  nb::call_guard<nb::gil_scoped_release>(),
+                  "Map a compact file (constant time), or read a whole .trie into memory.\n\n"
+                  "Raises ValueError, one line, if the file is not an n-gram file or damaged.")
+      .def_prop_ro("order", &NgramModel::order)
+      .def_prop_ro("node_count", &NgramModel::node_count, "Nodes, the root included.")
+      .def_prop_ro("bytes", &NgramModel::bytes, "Size of the compact form.")
+      .def_prop_ro(
+          "total", [](const NgramModel& self) { return self.header().total; }, "Tokens counted.")
+      .def_prop_ro(
+          "vocab_size", [](const NgramModel& self) { return self.header().vocab_size; },
+          "Tokens of the vocabulary it was built for, 0 if unknown.")
+      .def_prop_ro(
+          "large_counts", [](const NgramModel& self) { return self.header().large_counts; },
+          "Counts of the deepest level that stand beside their words.")
+      .def_prop_ro(
+          "tokenizer_sha256",
+          [](const NgramModel& self) {
+            const auto& hash = self.header().tokenizer_sha256;
+            return nb::bytes(hash.data(), hash.size());
+          },
+          "Fingerprint of that vocabulary, 32 bytes, zeros if unknown.")
+      .def_prop_ro(
+          "metadata",
+          [](const NgramModel& self) {
+            const auto text = self.metadata();
+            return nb::bytes(text.data(), text.size());
+          },
+          "JSON, UTF-8: where the model comes from.")
+      .def_prop_ro(
+          "level_sizes",
+          [](const NgramModel& self) {
+            const auto& sizes = self.header().level_size;
+            return std::vector<uint32_t>(sizes.begin(), sizes.begin() + self.order());
+          },
+          "Distinct n-grams of 1 .. order tokens.")
+      .def("query", &query, nb::arg("context"), nb::arg("candidates"),
+           "Probability and matched suffix length of each candidate after `context`.")
+      .def("query_batch", &query_batch, nb::arg("contexts").noconvert(),
+           nb::arg("candidates").noconvert(),
+           "contexts [P, C] int32, candidates [P, K] int32 -> (probability [P, K] float32,\n"
+           "matched_length [P, K] int32), row by row as query(). A negative id is never seen.")
+      .def("count", &path_count, nb::arg("path"),
+           "How often the n-gram `path` was counted, 0 if never; of the empty path: all tokens.")
+      .def("verify", &NgramModel::verify, nb::call_guard<nb::gil_scoped_release>(),
+           "Read and check the whole file. Raises RuntimeError with the first fault.");
+}
+
+}  // namespace
+
+void bind_ngram(nb::module_& m) { bind_model(m); }
+
+}  // namespace dart

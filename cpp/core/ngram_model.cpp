@@ -1,0 +1,228 @@
+#include "core/ngram_model.h"
+
+#include <algorithm>
+#include <bit>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "core/trie.h"
+#include "support/check.h"
+
+namespace dart {
+namespace {
+
+// How many of words[0, n), n <= 16, are <= key. Words ascend, so they are a prefix.
+// Reads 16 words whatever n is.
+inline uint32_t count_up_to(const int32_t* words, uint32_t n, int32_t key) {
+#if defined(__SSE2__)
+  const __m128i wanted = _mm_set1_epi32(key);
+  const auto* lines = reinterpret_cast<const __m128i*>(words);
+  const auto above = [&](int i) { return _mm_cmpgt_epi32(_mm_loadu_si128(lines + i), wanted); };
+  const __m128i low = _mm_packs_epi32(above(0), above(1));
+  const __m128i high = _mm_packs_epi32(above(2), above(3));
+  const auto mask = static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
+  // The first word above the key, or n if there is none before it.
+  return static_cast<uint32_t>(std::countr_zero(mask | (1u << n)));
+#else
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < kFanout; ++i) found += (words[i] <= key) & (i < n);
+  return found;
+#endif
+}
+
+}  // namespace
+
+// The children of one node, seen at every stride of the search index that a search will use.
+struct NgramModel::Range {
+  const Level* level;
+  int top = 0;
+  // Entries [begin[h], end[h]) of stride 16^h lie inside the range.
+  std::array<uint32_t, kMaxIndexes + 1> begin;
+  std::array<uint32_t, kMaxIndexes + 1> end;
+};
+
+NgramModel NgramModel::open(const std::string& path) { return from_bytes(map_file(path), path); }
+
+NgramModel NgramModel::from_bytes(Mapping bytes, const std::string& name) {
+  const std::span<const std::byte> file{bytes.data(), bytes.size()};
+  if (is_ngram_file(file)) return NgramModel(std::move(bytes), name);
+  return NgramModel(trie_to_memory(bytes, name), name);
+}
+
+NgramModel::NgramModel(Mapping bytes, std::string name)
+    : name_(std::move(name)), bytes_(std::move(bytes)) {
+  header_ = read_header({bytes_.data(), bytes_.size()}, name_);
+  const NgramLayout layout = layout_of(header_);
+  const auto words = [&](uint64_t at) {
+    return reinterpret_cast<const int32_t*>(bytes_.data() + at);
+  };
+  for (int d = 0; d < order(); ++d) {
+    const LevelLayout& from = layout.level[d];
+    Level& level = level_[d];
+    const bool deepest = d + 1 == order();
+    level.size = header_.level_size[d];
+    level.shift = deepest ? static_cast<int>(header_.count_bits) : 0;
+    level.word = words(from.words);
+    if (!deepest) level.info = reinterpret_cast<const NodeInfo*>(bytes_.data() + from.info);
+    level.indexes = from.indexes;
+    for (int h = 0; h < from.indexes; ++h) level.index[h] = words(from.index[h]);
+  }
+  large_ = {reinterpret_cast<const LargeCount*>(bytes_.data() + layout.large),
+            header_.large_counts};
+}
+
+void NgramModel::damaged(const char* what) const {
+  fail<std::runtime_error>(
+      name_, ": ", what, "; the file is damaged: `sglang-dart ngram inspect --verify` tells more");
+}
+
+std::string_view NgramModel::metadata() const {
+  return {reinterpret_cast<const char*>(bytes_.data()) + sizeof(NgramHeader),
+          header_.metadata_bytes};
+}
+
+uint64_t NgramModel::node_count() const {
+  uint64_t nodes = 1;
+  for (const uint32_t size : header_.level_size) nodes += size;
+  return nodes;
+}
+
+int32_t NgramModel::token(int level, uint32_t node) const {
+  const Level& at = level_[level - 1];
+  return at.word[node] >> at.shift;
+}
+
+uint32_t NgramModel::count(int level, uint32_t node) const {
+  const Level& at = level_[level - 1];
+  if (at.info != nullptr) return at.info[node].count;
+  const uint32_t mask = (1u << at.shift) - 1;
+  const uint32_t code = static_cast<uint32_t>(at.word[node]) & mask;
+  return code != mask ? code : large_count(node);
+}
+
+uint32_t NgramModel::large_count(uint32_t node) const {
+  const auto at = std::lower_bound(large_.begin(), large_.end(), node,
+                                   [](const LargeCount& a, uint32_t b) { return a.node < b; });
+  if (at == large_.end() || at->node != node) damaged("a count is missing");
+  return at->count;
+}
+
+std::pair<uint32_t, uint32_t> NgramModel::children(int level, uint32_t node) const {
+  const NodeInfo* info = level_[level - 1].info;
+  if (info == nullptr) return {0, 0};
+  const uint32_t begin = info[node].first_child;
+  const uint32_t end = info[node + 1].first_child;
+  if (begin > end || end > level_[level].size) damaged("a range of children is out of bounds");
+  return {begin, end};
+}
+
+NgramModel::Range NgramModel::range_of(int level, uint32_t begin, uint32_t end) const {
+  Range range;
+  range.level = &level_[level - 1];
+  range.begin[0] = begin;
+  range.end[0] = end;
+  const auto up = [](uint32_t i) { return i / kFanout + (i % kFanout != 0 ? 1 : 0); };
+  int& top = range.top;
+  while (range.end[top] - range.begin[top] > kFanout && top < range.level->indexes) {
+    range.begin[top + 1] = up(range.begin[top]);
+    range.end[top + 1] = up(range.end[top]);
+    ++top;
+  }
+  return range;
+}
+
+// Finds the last word that is not above the token's highest word, stride by stride; one cache
+// line of each.
+uint32_t NgramModel::search(const Range& range, int32_t token) const {
+  const Level& level = *range.level;
+  // Tokens fill 31 - shift bits; a greater one would wrap around in its word.
+  if (token < 0 || (level.shift != 0 && (token >> (31 - level.shift)) != 0)) return kAbsent;
+  const int32_t key = static_cast<int32_t>(((static_cast<uint32_t>(token) + 1) << level.shift) - 1);
+  int h = range.top;
+  uint32_t begin = range.begin[h];
+  uint32_t end = range.end[h];
+  // Above the last stride a range may be wider than a line.
+  while (end - begin > kFanout) {
+    const uint32_t middle = begin + (end - begin) / 2;
+    const int32_t* words = h == 0 ? level.word : level.index[h - 1];
+    (words[middle] <= key ? begin : end) = middle;
+  }
+  while (true) {
+    const int32_t* words = h == 0 ? level.word : level.index[h - 1];
+    const uint32_t after = begin + count_up_to(words + begin, end - begin, key);
+    if (h == 0) {
+      if (after == range.begin[0] || level.word[after - 1] >> level.shift != token) return kAbsent;
+      return after - 1;
+    }
+    // The word is in the block that entry `after - 1` opens, or before the first entry.
+    const bool first = after == range.begin[h];
+    --h;
+    begin = first ? range.begin[h] : (after - 1) * kFanout;
+    end = std::min<uint64_t>(uint64_t{after} * kFanout, range.end[h]);
+  }
+}
+
+uint32_t NgramModel::child(int level, uint32_t node, int32_t token) const {
+  const auto [begin, end] =
+      level == 0 ? std::pair<uint32_t, uint32_t>{0, level_[0].size} : children(level, node);
+  if (begin == end) return kAbsent;
+  return search(range_of(level + 1, begin, end), token);
+}
+
+NgramModel::Context NgramModel::empty_context() const {
+  Context context;
+  context.node.fill(kAbsent);
+  return context;
+}
+
+NgramModel::Context NgramModel::find(std::span<const int32_t> tokens) const {
+  Context context = empty_context();
+  const size_t longest = std::min<size_t>(tokens.size(), order() - 1);
+  for (const int32_t token : tokens.last(longest)) context = extend(context, token);
+  return context;
+}
+
+NgramModel::Context NgramModel::extend(const Context& context, int32_t token) const {
+  Context next = empty_context();
+  next.node[0] = child(0, 0, token);
+  for (int l = 1; l < order() - 1; ++l) {
+    if (context.node[l - 1] != kAbsent) next.node[l] = child(l, context.node[l - 1], token);
+  }
+  return next;
+}
+
+void NgramModel::probability(const Context& context, std::span<const int32_t> candidates,
+                             std::span<float> probability,
+                             std::span<int32_t> matched_length) const {
+  std::fill(probability.begin(), probability.end(), 0.0f);
+  std::fill(matched_length.begin(), matched_length.end(), 0);
+  constexpr size_t kChunk = 64;
+  for (size_t start = 0; start < candidates.size(); start += kChunk) {
+    const size_t n = std::min(kChunk, candidates.size() - start);
+    uint64_t open = n == kChunk ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+    for (int l = order() - 1; l >= 1 && open != 0; --l) {
+      const uint32_t node = context.node[l - 1];
+      if (node == kAbsent) continue;
+      const auto [begin, end] = children(l, node);
+      if (begin == end) continue;
+      const Range range = range_of(l + 1, begin, end);
+      const uint32_t seen = count(l, node);
+      if (seen == 0) damaged("a node with children has the count 0");
+      // Reciprocal first, then one product: a division would differ in the last bit.
+      const float reciprocal = 1.0f / static_cast<float>(seen);
+      for (uint64_t rest = open; rest != 0; rest &= rest - 1) {
+        const int bit = std::countr_zero(rest);
+        const size_t i = start + static_cast<size_t>(bit);
+        const uint32_t found = search(range, candidates[i]);
+        if (found == kAbsent) continue;
+        probability[i] = static_cast<float>(count(l + 1, found)) * reciprocal;
+        if (!matched_length.empty()) matched_length[i] = l;
+        open &= ~(uint64_t{1} << bit);
+      }
+    }
+  }
+}
+
+}  // namespace dart
