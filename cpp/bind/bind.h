@@ -5,6 +5,9 @@
 
 namespace dart {
 
+void bind_ngram(nanobind::module_& m);
 void bind_thread_pool(nanobind::module_& m);
+void bind_tree(nanobind::module_& m);
+void bind_grow(nanobind::module_& m);
 
 }  // namespace dart

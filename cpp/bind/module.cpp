@@ -3,5 +3,8 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "Draft-tree search on the CPU.";
+  dart::bind_ngram(m);
   dart::bind_thread_pool(m);
+  dart::bind_tree(m);
+  dart::bind_grow(m);
 }
