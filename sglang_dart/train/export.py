@@ -81,4 +81,4 @@ def write_untrained_dart_head(target: Path, folder: Path, seed: int = 0) -> None
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         for name, tensor in head.state_dict().items()
     }
-    write_checkpoint(folder, config, tensors)
+    write_checkpoint(folder, config | {"trained": False}, tensors)
