@@ -1,4 +1,5 @@
 #include <array>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -10,9 +11,13 @@
 #include "bind/arrays.h"
 #include "bind/bind.h"
 #include "core/ngram_model.h"
+#include "core/ngram_prune.h"
+#include "core/ngram_writer.h"
+#include "core/trie.h"
 #include "support/check.h"
 
 namespace nb = nanobind;
+using namespace nanobind::literals;
 
 namespace dart {
 namespace {
@@ -77,8 +82,7 @@ uint64_t path_count(const NgramModel& model, const std::vector<int32_t>& path) {
 void bind_model(nb::module_& m) {
   nb::class_<NgramModel>(m, "NgramModel",
                          "An n-gram model to look up. Calls from several threads are safe.")
-      .def_static("open", &NgramModel::open, nb::arg("path"),
-                  nb::call_guard<nb::gil_scoped_release>(),
+      .def_static("open", &NgramModel::open, "path"_a, nb::call_guard<nb::gil_scoped_release>(),
                   "Map a compact file (constant time), or read a whole .trie into memory.\n\n"
                   "Raises ValueError, one line, if the file is not an n-gram file or damaged.")
       .def_prop_ro("order", &NgramModel::order)
@@ -113,20 +117,114 @@ void bind_model(nb::module_& m) {
             return std::vector<uint32_t>(sizes.begin(), sizes.begin() + self.order());
           },
           "Distinct n-grams of 1 .. order tokens.")
-      .def("query", &query, nb::arg("context"), nb::arg("candidates"),
+      .def("query", &query, "context"_a, "candidates"_a,
            "Probability and matched suffix length of each candidate after `context`.")
-      .def("query_batch", &query_batch, nb::arg("contexts").noconvert(),
-           nb::arg("candidates").noconvert(),
+      .def("query_batch", &query_batch, "contexts"_a.noconvert(), "candidates"_a.noconvert(),
            "contexts [P, C] int32, candidates [P, K] int32 -> (probability [P, K] float32,\n"
            "matched_length [P, K] int32), row by row as query(). A negative id is never seen.")
-      .def("count", &path_count, nb::arg("path"),
+      .def("count", &path_count, "path"_a,
            "How often the n-gram `path` was counted, 0 if never; of the empty path: all tokens.")
       .def("verify", &NgramModel::verify, nb::call_guard<nb::gil_scoped_release>(),
            "Read and check the whole file. Raises RuntimeError with the first fault.");
 }
 
+Vocabulary vocabulary_of(uint32_t size, const nb::bytes& sha256) {
+  Vocabulary vocabulary;
+  vocabulary.size = size;
+  DART_CHECK(sha256.size() == 0 || sha256.size() == vocabulary.sha256.size(),
+             "a SHA-256 has 32 bytes, got ", sha256.size());
+  std::memcpy(vocabulary.sha256.data(), sha256.data(), sha256.size());
+  return vocabulary;
+}
+
+// Work runs without the GIL; its progress calls take it, and let Ctrl-C through.
+Progress progress_of(const nb::object& callback) {
+  return [callback = callback.ptr()](uint64_t done, uint64_t whole) {
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    const nb::handle call(callback);
+    if (!call.is_none()) call(done, whole);
+  };
+}
+
+void bind_builder(nb::module_& m) {
+  nb::class_<NgramBuilder>(m, "NgramBuilder", "Turns n-grams in ascending order into a model.")
+      .def(
+          "__init__",
+          [](NgramBuilder* self, int order, uint32_t vocab_size, const nb::bytes& sha256,
+             const std::string& folder) {
+            new (self) NgramBuilder(order, vocabulary_of(vocab_size, sha256), folder);
+          },
+          "order"_a, "vocab_size"_a, "sha256"_a = nb::bytes("", 0), "folder"_a = "",
+          "sha256: fingerprint of the vocabulary, empty if unknown.\n"
+          "folder: for scratch files that the system may page out; empty: memory alone.")
+      .def(
+          "append",
+          [](NgramBuilder& self, const Array<const int32_t, 2>& gram,
+             const Array<const int64_t, 1>& count) {
+            const auto grams = span_of(gram);
+            const auto counts = span_of(count);
+            const nb::gil_scoped_release release;
+            self.append(grams, counts);
+          },
+          "gram"_a.noconvert(), "count"_a.noconvert(),
+          "gram [rows, order] int32, -1 after the end of a short n-gram; count [rows] int64.\n"
+          "Rows ascend strictly, over all calls. Raises ValueError if not.")
+      .def(
+          "write",
+          [](NgramBuilder& self, const std::string& path, const std::string& metadata) {
+            const nb::gil_scoped_release release;
+            NgramLevels& levels = self.finish();
+            levels.metadata = metadata;
+            return levels.write(path);
+          },
+          "path"_a, "metadata"_a = "{}", "Write the compact file; return its size in bytes.");
+}
+
+void bind_tools(nb::module_& m) {
+  m.def(
+      "convert_trie",
+      [](const std::string& from, const std::string& to, uint32_t vocab_size,
+         const nb::bytes& sha256, bool repair_counts, const std::string& folder,
+         const std::string& metadata, const nb::object& progress) {
+        const TrieOptions options{vocabulary_of(vocab_size, sha256), repair_counts, folder,
+                                  metadata, progress_of(progress)};
+        const nb::gil_scoped_release release;
+        return convert_trie(from, to, options);
+      },
+      "source"_a, "target"_a, "vocab_size"_a = 0, "sha256"_a = nb::bytes("", 0),
+      "repair_counts"_a = false, "folder"_a = "", "metadata"_a = "{}", "progress"_a = nb::none(),
+      "Check a .trie and write its compact form; return the size in bytes.\n\n"
+      "progress(done, whole) is called now and then. Raises ValueError, one line.");
+  m.def(
+      "write_trie",
+      [](const NgramModel& model, const std::string& target, const nb::object& progress) {
+        const Progress report = progress_of(progress);
+        const nb::gil_scoped_release release;
+        write_trie(model, target, report);
+      },
+      "model"_a, "target"_a, "progress"_a = nb::none(), "Write a model as a .trie.");
+  m.def(
+      "prune",
+      [](const NgramModel& model, const std::string& target, uint32_t min_count, uint64_t max_nodes,
+         uint64_t max_bytes, const std::string& folder, const std::string& metadata,
+         const nb::object& progress) {
+        const PruneOptions options{min_count, max_nodes, max_bytes,
+                                   folder,    metadata,  progress_of(progress)};
+        const nb::gil_scoped_release release;
+        return prune(model, options).write(target);
+      },
+      "model"_a, "target"_a, "min_count"_a = 1, "max_nodes"_a = 0, "max_bytes"_a = 0,
+      "folder"_a = "", "metadata"_a = "{}", "progress"_a = nb::none(),
+      "Write the model's most useful part that keeps the limits (0: none); return its bytes.");
+}
+
 }  // namespace
 
-void bind_ngram(nb::module_& m) { bind_model(m); }
+void bind_ngram(nb::module_& m) {
+  bind_model(m);
+  bind_builder(m);
+  bind_tools(m);
+}
 
 }  // namespace dart

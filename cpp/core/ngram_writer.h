@@ -72,6 +72,8 @@ class NgramLevels {
 class NgramBuilder {
  public:
   NgramBuilder(int order, Vocabulary vocabulary, const std::string& folder);
+  NgramBuilder(const NgramBuilder&) = delete;
+  NgramBuilder& operator=(const NgramBuilder&) = delete;
 
   // gram [rows, order] int32: token ids, -1 after the end of an n-gram that its document cut
   // short (-1 sorts first). count [rows]. Rows must ascend strictly, over all calls.

@@ -2,19 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 
 #include "core/ngram_writer.h"
+#include "core/progress.h"
 #include "support/mapped_file.h"
 
 namespace dart {
 
 class NgramModel;
-
-// Called now and then with the work done and the whole; it may throw to stop.
-using Progress = std::function<void(uint64_t done, uint64_t whole)>;
 
 struct TrieOptions {
   // Stamped on the result; a token outside it is an error unless its size is 0.
