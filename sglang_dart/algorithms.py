@@ -10,14 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_dart.draft.checkpoint import DartConfig, read_config
+from sglang_dart.draft import scripted
+from sglang_dart.draft.checkpoint import CONFIG, DartConfig, read_config, read_json, validate
 from sglang_dart.draft.dart import DartDrafter, check_target, load_head
+from sglang_dart.draft.drafter import Drafter
 from sglang_dart.options import DartOptions, load_dart_options
 from sglang_dart.tree.plan import TreePlanner
 
 # Rows that a verify step on two CPU cores holds before it costs much more than a plain step:
 # a matrix product of few rows is bound by reading the weights in bfloat16, much less in float32.
 CPU_ROWS = {torch.bfloat16: 16, torch.float32: 8}
+
+# Nodes of DART's trees, beside the root.
+DEFAULT_BUDGET = 60
 
 
 @dataclass(frozen=True)
@@ -34,24 +39,23 @@ class Target:
 
 @dataclass(frozen=True)
 class Method:
-    """DART on one drafter: a parallel head, continuity around marginal scores, the beam recipe."""
+    """A drafter that is known but not loaded, and how its trees are scored and kept.
 
-    source: str
-    revision: str | None
-    config: DartConfig
+    levels: what it predicts at once. load_drafter: loads the weights, and raises ValueError if
+    they do not belong to the target.
+    """
+
+    levels: int
     options: DartOptions
-
-    @property
-    def levels(self) -> int:
-        """Levels that the drafter predicts at once."""
-        return self.config.draft_length + 1
+    load_drafter: Callable[[Target], Drafter]
 
     def default_width(self, device: str) -> int:
         """Rows of a verify step, root included, if the user says nothing."""
-        width = self.options.budget + 1
+        if self.options.budget is not None:
+            return self.options.budget + 1
         if device == "cpu":
-            width = min(width, self.options.cpu_rows or max(CPU_ROWS.values()))
-        return width
+            return self.options.cpu_rows or max(CPU_ROWS.values())
+        return DEFAULT_BUDGET + 1
 
     def rows_per_step(self, device: str, dtype: torch.dtype) -> int | None:
         """Rows that a verify step may hold, all requests together; None where they are constant."""
@@ -59,30 +63,8 @@ class Method:
             return None
         return self.options.cpu_rows or CPU_ROWS.get(dtype, 8)
 
-    def load_drafter(self, target: Target) -> DartDrafter:
-        """Load the weights. Raises ValueError if they do not belong to this target."""
-        check_target(
-            self.source,
-            self.config,
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-        )
-        head = load_head(
-            self.source,
-            self.config,
-            revision=self.revision,
-            dtype=target.dtype,
-            device=target.device,
-        )
-        return DartDrafter(
-            head,
-            target.embed,
-            target.layers,
-            final_norm_passes=self.options.final_norm_passes,
-        )
-
     def planner(self, levels: int, *, chain: bool) -> TreePlanner:
-        """What grows the trees, at most `levels` deep; a chain if asked for."""
+        """What grows the trees, at most `levels` deep; chains if asked for."""
         return TreePlanner(self.options, levels, chain=chain)
 
 
@@ -92,5 +74,35 @@ def load_method(name: str, source: str | None, revision: str | None) -> Method:
         raise ValueError(
             f"{name} needs a drafter: give --speculative-draft-model-path a folder or a hub id"
         )
-    config = read_config(source, revision)
-    return Method(source, revision, config, load_dart_options(config.raw))
+    raw = read_json(source, CONFIG, revision)
+    options = load_dart_options(raw)
+    if scripted.ARCHITECTURE in raw.get("architectures", ()):
+        return _scripted_method(source, raw, options)
+    return _dart_method(source, revision, read_config(source, revision), options)
+
+
+def _dart_method(
+    source: str, revision: str | None, config: DartConfig, options: DartOptions
+) -> Method:
+    def load(target: Target) -> DartDrafter:
+        check_target(source, config, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
+        head = load_head(
+            source, config, revision=revision, dtype=target.dtype, device=target.device
+        )
+        return DartDrafter(
+            head,
+            target.embed,
+            target.layers,
+            final_norm_passes=options.final_norm_passes,
+        )
+
+    return Method(config.draft_length + 1, options, load)
+
+
+def _scripted_method(source: str, raw: dict[str, object], options: DartOptions) -> Method:
+    config = validate(scripted.ScriptedConfig, raw, f"{source}/{CONFIG}")
+
+    def load(target: Target) -> scripted.ScriptedDrafter:
+        return scripted.ScriptedDrafter(config, scripted.Script.read(source), target.layers)
+
+    return Method(config.levels, options, load)

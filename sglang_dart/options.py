@@ -23,8 +23,8 @@ ENVIRONMENT = "SGLANG_DART_CONFIG"
 class DartOptions:
     """Settings of the DART algorithm. Defaults: arXiv 2601.19278 and its released code."""
 
-    budget: Annotated[int, Field(ge=1, le=1023)] = 60
-    """Nodes kept beside the root; a verify step has budget + 1 rows."""
+    budget: Annotated[int, Field(ge=1, le=1023)] | None = None
+    """Nodes kept beside the root, 60 by default; a verify step has budget + 1 rows."""
     candidates: Annotated[int, Field(ge=1, le=1024)] = 25
     """Tokens considered at each level."""
     beam: Annotated[int, Field(ge=1, le=1024)] = 20

@@ -27,7 +27,6 @@ class RoundBatch:
 
     row        the requests' rows in RoundState, on the host.
     row_index  [bs] int64: the same on the device.
-    root       [bs] int64: newest token of each, not yet read by the target.
     length     [bs] int64: committed positions before the root.
     slot_table [bs, W] int32 or int64: KV slot of each position, valid up to length + width.
     end        [bs, E] int64: tokens that end the answer, on the host; -1 fills up.
@@ -35,7 +34,6 @@ class RoundBatch:
 
     row: list[int]
     row_index: torch.Tensor
-    root: torch.Tensor
     length: torch.Tensor
     slot_table: torch.Tensor
     end: torch.Tensor
@@ -75,7 +73,7 @@ def decode_round(
 ) -> Verdict:
     """Verify a tree of `width` nodes (root included) a request, then draft for the next round."""
     candidates, context = state.take(batch.row)
-    packed = planner.plan(candidates, context, batch.root, batch.length, width, batch.end)
+    packed = planner.plan(candidates, context, batch.length, width, batch.end)
     verdict = verifier.verify(packed, planner.levels(width))
 
     drafter.append(verified_rows(verdict, batch.length))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -39,7 +39,6 @@ class ScriptedConfig:
     """Share of levels at which the true token stands behind wrong ones."""
     seed: int = 0
 
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ def _fill_shape(method: Method, args: Any) -> None:
             f"--speculative-num-steps={levels}: this drafter drafts 1 to {method.levels} levels"
         )
     chain = args.speculative_eagle_topk == 1
+    budget = method.options.budget
     width = args.speculative_num_draft_tokens
     if width is None:
         width = levels + 1 if chain else max(method.default_width(args.device), levels + 1)
@@ -134,6 +135,11 @@ def _fill_shape(method: Method, args: Any) -> None:
         raise ValueError(
             f"--speculative-num-draft-tokens={width}: must be {levels + 1} to {MAX_WIDTH}, at "
             f"least --speculative-num-steps + 1"
+        )
+    if budget is not None and width != budget + 1:
+        raise ValueError(
+            f"budget {budget} needs --speculative-num-draft-tokens {budget + 1}, got {width}; "
+            "give only one of the two"
         )
     if chain and width != levels + 1:
         raise ValueError(

@@ -162,7 +162,6 @@ class TreeWorker(BaseSpecWorker):
         round_batch = RoundBatch(
             row=_rows(batch),
             row_index=batch.req_pool_indices,
-            root=batch.spec_info.bonus_tokens.long(),
             length=batch.seq_lens.clone(),
             # Gathered before the verify, so that its end is the last read of shared tables.
             slot_table=self._slot_table(batch, longest + width),
