@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from safetensors.torch import load_file
 
 from sglang_dart.draft.checkpoint import DartConfig, read_config
 from sglang_dart.draft.dart import DartDrafter, DartHead, load_head
+from sglang_dart.score.continuity import CountedNgrams
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -20,10 +23,11 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill torch.empty with NaN (floats) or the largest value (integers)."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The public function imports the whole compiler first, which takes seconds.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(False)
+    torch._C._set_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +91,28 @@ def tiny_drafter(tiny_config: DartConfig) -> DartDrafter:
     drafter = DartDrafter(head, embedding.__getitem__, target_layers=7)
     drafter.allocate(64)
     return drafter
+
+
+def read_trie(path: Path) -> CountedNgrams:
+    """Read a well-formed n-gram file, whose layout is little-endian and packed.
+
+    u64 order, u64 nodes, then per node: i32 token, u64 parent, i32 count, u64 children, and per
+    child: i32 token, u64 node.
+    """
+    data = path.read_bytes()
+    order, nodes = struct.unpack_from("<QQ", data)
+    offset, paths, counts = 16, {0: ()}, {}
+    for node in range(nodes):
+        _, _, count, children = struct.unpack_from("<iQiQ", data, offset)
+        offset += 24
+        counts[paths[node]] = count
+        for token, child in struct.iter_unpack("<iQ", data[offset : offset + 12 * children]):
+            paths[child] = (*paths[node], token)
+        offset += 12 * children
+    return CountedNgrams(order, counts)
+
+
+@pytest.fixture(scope="session")
+def golden_ngram() -> Callable[[str], CountedNgrams]:
+    """Reads a golden n-gram file by name, once a session."""
+    return functools.cache(lambda name: read_trie(GOLDEN / "dart" / name))
