@@ -37,26 +37,16 @@ RequestBatch request_batch(int64_t requests, const Tokens& root, const TokenRows
   return {static_cast<int>(requests), span_of(root), span_of(end), span_of(tail)};
 }
 
-void check_ledger(const Recipe& recipe, int64_t budget, int64_t levels, int64_t count) {
-  const int64_t frontier = std::max<int64_t>(recipe.frontier, budget);
+void check_ledger(const Recipe& recipe, int64_t budget, int64_t count) {
+  const int64_t frontier = std::max<int64_t>(recipe.frontier, budget), levels = recipe.levels();
   DART_CHECK(frontier * levels * count <= kMaxLedger, "a ledger of ", frontier, " paths, ", count,
              " candidates, ", levels, " levels is too large; the limit is ", kMaxLedger, " nodes");
 }
 
-std::vector<LevelWeight> level_weights(const std::vector<float>& logit,
-                                       const std::vector<float>& level) {
-  DART_CHECK(!level.empty() && logit.size() == level.size(),
-             "logit_weight and level_weight hold one number a level, got ", logit.size(), " and ",
-             level.size());
-  std::vector<LevelWeight> weights;
-  for (size_t i = 0; i < level.size(); ++i) {
-    DART_CHECK(logit[i] > 0 && std::isfinite(logit[i]), "logit_weight must be above 0, got ",
-               logit[i], " at level ", i);
-    DART_CHECK(level[i] >= 0 && std::isfinite(level[i]), "level_weight must be 0 or more, got ",
-               level[i], " at level ", i);
-    weights.push_back({logit[i], level[i]});
+void check_logit_weight(const std::vector<float>& logit_weight) {
+  for (const float weight : logit_weight) {
+    DART_CHECK(weight > 0 && std::isfinite(weight), "logit_weight must be above 0, got ", weight);
   }
-  return weights;
 }
 
 void grow(Grower& grower, const Recipe& recipe, const Tokens& root,
@@ -68,9 +58,9 @@ void grow(Grower& grower, const Recipe& recipe, const Tokens& root,
   const auto count = static_cast<int64_t>(token.shape(2));
   check_shape(token, "token", {requests, levels, count});
   check_shape(log_prob, "log_prob", {requests, levels, count});
-  DART_CHECK(levels <= grower.levels(), "candidates have ", levels, " levels, weights only ",
-             grower.levels());
-  check_ledger(recipe, trees.width() - 1, levels, count);
+  DART_CHECK(levels == grower.levels() && levels == recipe.levels(), "candidates have ", levels,
+             " levels, logit_weight ", grower.levels(), ", the recipe ", recipe.levels());
+  check_ledger(recipe, trees.width() - 1, count);
   const RequestBatch batch = request_batch(requests, root, end, tail, grower.uses_ngram());
   const CandidateBatch candidates{static_cast<int>(levels), static_cast<int>(count), span_of(token),
                                   span_of(log_prob)};
@@ -79,15 +69,14 @@ void grow(Grower& grower, const Recipe& recipe, const Tokens& root,
   grower.grow(recipe, batch, candidates, out);
 }
 
-void start(StagedGrower& grower, const Recipe& recipe, int levels, int budget, const Tokens& root,
+void start(StagedGrower& grower, const Recipe& recipe, int budget, const Tokens& root,
            const TokenRows& end, const TokenRows& tail) {
-  DART_CHECK(levels >= 1, "levels must be 1 or more, got ", levels);
   DART_CHECK(budget >= 1 && budget < TreeArrays::kMaxWidth, "budget must be 1 to ",
              TreeArrays::kMaxWidth - 1, ", got ", budget);
   const auto requests = static_cast<int64_t>(root.shape(0));
   const RequestBatch batch = request_batch(requests, root, end, tail, grower.uses_ngram());
   nb::gil_scoped_release release;
-  grower.start(recipe, batch, levels, budget);
+  grower.start(recipe, batch, budget);
 }
 
 void frontier(const StagedGrower& grower, const Array<int64_t, 2>& token,
@@ -99,15 +88,13 @@ void frontier(const StagedGrower& grower, const Array<int64_t, 2>& token,
 }
 
 void extend(StagedGrower& grower, const Array<const int64_t, 3>& token,
-            const Array<const float, 3>& step, float level_weight) {
+            const Array<const float, 3>& step) {
   const auto count = static_cast<int64_t>(token.shape(2));
   check_shape(token, "token", {grower.size(), grower.width(), count});
   check_shape(step, "step", {grower.size(), grower.width(), count});
-  DART_CHECK(level_weight >= 0 && std::isfinite(level_weight),
-             "level_weight must be 0 or more, got ", level_weight);
-  check_ledger(grower.recipe(), grower.budget(), grower.levels(), count);
+  check_ledger(grower.recipe(), grower.budget(), count);
   nb::gil_scoped_release release;
-  grower.extend(span_of(token), span_of(step), static_cast<int>(count), level_weight);
+  grower.extend(span_of(token), span_of(step), static_cast<int>(count));
 }
 
 void finish(StagedGrower& grower, const TreeArrays& trees, const std::optional<Lengths>& length) {
@@ -125,32 +112,36 @@ void bind_grow(nb::module_& m) {
   nb::class_<Recipe>(m, "Recipe", "Which paths are extended, and which nodes may be kept.")
       .def(
           "__init__",
-          [](Recipe* self, int frontier, bool every_child, bool ends_last, float depth_bonus) {
-            new (self) Recipe{frontier, every_child, ends_last, depth_bonus};
-            check_recipe(*self);
+          [](Recipe* self, int frontier, bool every_child, bool ends_last, float depth_bonus,
+             std::vector<float> level_weight) {
+            Recipe recipe{frontier, every_child, ends_last, depth_bonus, std::move(level_weight)};
+            check_recipe(recipe);
+            new (self) Recipe(std::move(recipe));
           },
-          "frontier"_a, "every_child"_a, "ends_last"_a, "depth_bonus"_a,
+          "frontier"_a, "every_child"_a, "ends_last"_a, "depth_bonus"_a, "level_weight"_a,
           "frontier: paths extended at each level; 0 takes an equal share of the budget left.\n"
           "every_child: every scored child enters the ledger, not only those extended next.\n"
           "ends_last: paths that end the answer are extended only where others leave room.\n"
-          "depth_bonus: added to a node's score for each level when nodes are kept; <= 0.");
+          "depth_bonus: added to a node's score for each level when nodes are kept; <= 0.\n"
+          "level_weight: what a step at each level counts; one number a level.");
 
   nb::class_<Grower>(m, "Grower",
                      "Grows trees whose scores depend on level, candidate and continuity only.")
       .def(
           "__init__",
           [](Grower* self, ThreadPool& pool, const std::vector<float>& logit_weight,
-             const std::vector<float>& level_weight, const NgramModel* ngram, float ngram_weight,
-             float ngram_epsilon, int ngram_first_level) {
+             const NgramModel* ngram, float ngram_weight, float ngram_epsilon,
+             int ngram_first_level) {
+            check_logit_weight(logit_weight);
             new (self)
-                Grower(pool, level_weights(logit_weight, level_weight),
+                Grower(pool, logit_weight,
                        choose_continuity(ngram, ngram_weight, ngram_epsilon, ngram_first_level));
           },
-          "pool"_a, "logit_weight"_a, "level_weight"_a, "ngram"_a = nb::none(),
-          "ngram_weight"_a = 0.5f, "ngram_epsilon"_a = 1e-10f, "ngram_first_level"_a = 1,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>(),
-          "A step of level l scores level_weight[l] * (logit_weight[l] * log_prob + n), where\n"
-          "n = ngram_weight * ln(P + ngram_epsilon) from level ngram_first_level on, else 0.")
+          "pool"_a, "logit_weight"_a, "ngram"_a = nb::none(), "ngram_weight"_a = 0.5f,
+          "ngram_epsilon"_a = 1e-10f, "ngram_first_level"_a = 1, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 4>(),
+          "A step of level l scores logit_weight[l] * log_prob + n, where n is\n"
+          "ngram_weight * ln(P + ngram_epsilon) from level ngram_first_level on, else 0.")
       .def("grow", &grow, "recipe"_a, "root"_a, "token"_a, "log_prob"_a, "trees"_a,
            "end"_a = nb::none(), "tail"_a = nb::none(), "length"_a = nb::none(),
            "Grow, keep, write and pack a tree for each request.\n\n"
@@ -170,7 +161,7 @@ void bind_grow(nb::module_& m) {
           },
           "pool"_a, "ngram"_a = nb::none(), "ngram_weight"_a = 0.5f, "ngram_epsilon"_a = 1e-10f,
           "ngram_first_level"_a = 1, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("start", &start, "recipe"_a, "levels"_a, "budget"_a, "root"_a, "end"_a = nb::none(),
+      .def("start", &start, "recipe"_a, "budget"_a, "root"_a, "end"_a = nb::none(),
            "tail"_a = nb::none(), "Begin a tree for each root; see Grower.grow.")
       .def_prop_ro("width", &StagedGrower::width,
                    "Paths of the widest frontier; 0 once every tree is grown.")
@@ -179,7 +170,7 @@ void bind_grow(nb::module_& m) {
            "Write the frontier: token, origin [bs, width] int64, count [bs] int64.\n\n"
            "token: each path's last token; origin: position of its parent in the frontier before;\n"
            "count: how many paths a request has, best first; 0 fills up.")
-      .def("extend", &extend, "token"_a, "step"_a, "level_weight"_a = 1.0f,
+      .def("extend", &extend, "token"_a, "step"_a,
            "Score the frontier's children: token [bs, width, K] int64, step [bs, width, K]\n"
            "float32, the score of the step, -inf = unused; above 0 counts as 0.")
       .def("finish", &finish, "trees"_a, "length"_a = nb::none(), "Write and pack the trees.");

@@ -61,12 +61,12 @@ void ChildrenBuffer::assign(std::span<const int64_t> token, std::span<const floa
   }
 }
 
-Children ChildrenBuffer::shared(float level_weight) const {
-  return {token_, step_, end_, static_cast<int>(token_.size()), level_weight, true, sorted_};
+Children ChildrenBuffer::shared() const {
+  return {token_, step_, end_, static_cast<int>(token_.size()), true, sorted_};
 }
 
-Children ChildrenBuffer::each(int count, float level_weight) const {
-  return {token_, step_, end_, count, level_weight, false, false};
+Children ChildrenBuffer::each(int count) const {
+  return {token_, step_, end_, count, false, false};
 }
 
 void Grower::grow(const Recipe& recipe, const RequestBatch& requests,
@@ -76,34 +76,30 @@ void Grower::grow(const Recipe& recipe, const RequestBatch& requests,
   const size_t tail = row_size(requests.tail, requests.size);
   pool_.for_each(requests.size, [&](int index, int worker) {
     auto& [growth, continuity, children] = workers_[worker];
-    growth.start(recipe, candidates.levels, trees.width - 1,
-                 static_cast<int32_t>(requests.root[index]), true);
+    growth.start(recipe, trees.width - 1, static_cast<int32_t>(requests.root[index]), true);
     if (continuity_.model) {
       continuity.start(*continuity_.model, continuity_.options, row(requests.tail, index, tail));
     }
     for (size_t level = 0; level < levels && !growth.frontier().empty(); ++level) {
       const size_t at = (index * levels + level) * count;
       children.assign(candidates.token.subspan(at, count), candidates.log_prob.subspan(at, count),
-                      weights_[level].logit, row(requests.end, index, ends));
-      growth.extend(children.shared(weights_[level].level),
-                    continuity_.model ? &continuity : nullptr);
+                      logit_weight_[level], row(requests.end, index, ends));
+      growth.extend(children.shared(), continuity_.model ? &continuity : nullptr);
     }
     growth.finish(tree_of(trees, index));
     pack_one(trees, index);
   });
 }
 
-void StagedGrower::start(const Recipe& recipe, const RequestBatch& requests, int levels,
-                         int budget) {
+void StagedGrower::start(const Recipe& recipe, const RequestBatch& requests, int budget) {
   recipe_ = recipe;
-  levels_ = levels;
   budget_ = budget;
   requests_.resize(requests.size);
   const size_t ends = row_size(requests.end, requests.size);
   const size_t tail = row_size(requests.tail, requests.size);
   for (int index = 0; index < requests.size; ++index) {
     Request& request = requests_[index];
-    request.growth.start(recipe, levels, budget, static_cast<int32_t>(requests.root[index]), false);
+    request.growth.start(recipe_, budget, static_cast<int32_t>(requests.root[index]), false);
     const auto end = row(requests.end, index, ends);
     request.end.assign(end.begin(), end.end());
     if (continuity_.model) {
@@ -138,15 +134,14 @@ void StagedGrower::frontier(std::span<int64_t> token, std::span<int64_t> origin,
   }
 }
 
-void StagedGrower::extend(std::span<const int64_t> token, std::span<const float> step, int count,
-                          float level_weight) {
+void StagedGrower::extend(std::span<const int64_t> token, std::span<const float> step, int count) {
   const size_t width = this->width();
   pool_.for_each(size(), [&](int index, int) {
     auto& [growth, continuity, children, end] = requests_[index];
     const size_t used = growth.frontier().size() * count, at = index * width * count;
     if (used == 0) return;
     children.assign(token.subspan(at, used), step.subspan(at, used), 1.0f, end);
-    growth.extend(children.each(count, level_weight), continuity_.model ? &continuity : nullptr);
+    growth.extend(children.each(count), continuity_.model ? &continuity : nullptr);
   });
 }
 

@@ -35,12 +35,6 @@ struct CandidateBatch {
   std::span<const float> log_prob;  // [bs, D, K]; -inf where a rank is unused
 };
 
-// What one level is worth: level_weight * (logit_weight * log_prob + continuity).
-struct LevelWeight {
-  float logit;  // > 0
-  float level;  // >= 0
-};
-
 // Trees of N = budget + 1 nodes a request. Everything after `score` may be empty.
 struct TreeBatch {
   int width;                                     // N
@@ -81,8 +75,9 @@ class ChildrenBuffer {
   // token outside [0, 2^31).
   void assign(std::span<const int64_t> token, std::span<const float> log_prob, float logit_weight,
               std::span<const int64_t> end);
-  Children shared(float level_weight) const;
-  Children each(int count, float level_weight) const;
+  // The same under every path; `count` under each path.
+  Children shared() const;
+  Children each(int count) const;
 
  private:
   std::vector<int32_t> token_;
@@ -95,14 +90,18 @@ class ChildrenBuffer {
 // Holds the working memory of each thread; calls from several threads run one after the other.
 class Grower {
  public:
-  Grower(ThreadPool& pool, std::vector<LevelWeight> weights, const ContinuityChoice& continuity)
-      : pool_(pool), weights_(std::move(weights)), continuity_(continuity), workers_(pool.size()) {}
+  // logit_weight: of each level's log-probabilities, > 0; one number a level.
+  Grower(ThreadPool& pool, std::vector<float> logit_weight, const ContinuityChoice& continuity)
+      : pool_(pool),
+        logit_weight_(std::move(logit_weight)),
+        continuity_(continuity),
+        workers_(pool.size()) {}
 
-  // Drafted levels D.
-  int levels() const { return static_cast<int>(weights_.size()); }
+  int levels() const { return static_cast<int>(logit_weight_.size()); }
   bool uses_ngram() const { return continuity_.model != nullptr; }
 
-  // Grows, keeps, writes and packs the trees. candidates.levels is at most levels().
+  // Grows, keeps, writes and packs the trees. The candidates, the recipe and this object are of
+  // equally many levels.
   void grow(const Recipe& recipe, const RequestBatch& requests, const CandidateBatch& candidates,
             const TreeBatch& trees);
 
@@ -114,7 +113,7 @@ class Grower {
   };
 
   ThreadPool& pool_;
-  const std::vector<LevelWeight> weights_;
+  const std::vector<float> logit_weight_;
   const ContinuityChoice continuity_;
   std::vector<Worker> workers_;
 };
@@ -126,12 +125,11 @@ class StagedGrower {
   StagedGrower(ThreadPool& pool, const ContinuityChoice& continuity)
       : pool_(pool), continuity_(continuity) {}
 
-  // Begins a batch of trees. Copies what it needs of `requests`.
-  void start(const Recipe& recipe, const RequestBatch& requests, int levels, int budget);
+  // Begins a batch of trees. Copies what it needs.
+  void start(const Recipe& recipe, const RequestBatch& requests, int budget);
 
   // What start() was given.
   int size() const { return static_cast<int>(requests_.size()); }
-  int levels() const { return levels_; }
   int budget() const { return budget_; }
   const Recipe& recipe() const { return recipe_; }
   bool uses_ngram() const { return continuity_.model != nullptr; }
@@ -144,8 +142,7 @@ class StagedGrower {
                 std::span<int64_t> count) const;
   // Scores the frontiers' children: token, step [bs, width(), count]; -inf is unused.
   // What stands beyond a request's own paths is not read.
-  void extend(std::span<const int64_t> token, std::span<const float> step, int count,
-              float level_weight);
+  void extend(std::span<const int64_t> token, std::span<const float> step, int count);
   // Writes and packs the trees; width must be the budget + 1.
   void finish(const TreeBatch& trees);
 
@@ -160,7 +157,6 @@ class StagedGrower {
   ThreadPool& pool_;
   const ContinuityChoice continuity_;
   Recipe recipe_{};
-  int levels_ = 0;
   int budget_ = 0;
   std::vector<Request> requests_;
 };

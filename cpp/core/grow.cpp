@@ -17,23 +17,40 @@ void check_recipe(const Recipe& recipe) {
   DART_CHECK(recipe.depth_bonus <= 0 && std::isfinite(recipe.depth_bonus),
              "depth_bonus must be 0 or less, got ", recipe.depth_bonus,
              "; above 0 a node could outrank its parent");
+  DART_CHECK(!recipe.level_weight.empty(), "level_weight holds one number a level, got none");
+  for (const float weight : recipe.level_weight) {
+    DART_CHECK(weight >= 0 && std::isfinite(weight), "level_weight must be 0 or more, got ",
+               weight);
+  }
 }
 
-void Growth::start(const Recipe& recipe, int levels, int budget, int32_t root_token, bool shared) {
-  recipe_ = recipe;
-  levels_ = levels;
+void Growth::start(const Recipe& recipe, int budget, int32_t root_token, bool shared) {
+  recipe_ = &recipe;
   budget_ = budget;
   level_ = 0;
   drops_ = shared || !recipe.ends_last;
   full_frontier_ = 1;
+  share_ = 1;
+  taken_ = 0;
   nodes_.assign(1, Node{root_token, -1, 0, 0.0f});
-  frontier_.assign(1, FrontierPath{0, 0});
+  frontier_.clear();
+  if (budget > 0) frontier_.push_back({0, 0});
   kept_.reset(budget);
 }
 
+// Paths that the next frontier may have.
+int Growth::take_quota(int count) {
+  if (recipe_->frontier > 0) return recipe_->frontier;
+  const int left = budget_ - taken_, levels = recipe_->levels() - level_;
+  const int64_t quota = (left + levels - 1) / levels;
+  share_ = static_cast<int>(std::min(quota, static_cast<int64_t>(share_) * count));
+  taken_ += share_;
+  return share_;
+}
+
 void Growth::extend(const Children& children, Continuity* continuity) {
-  const int width = quota();
-  if (level_ == levels_ || width == 0) {
+  const int width = take_quota(children.count);
+  if (width == 0) {
     frontier_.clear();
     return;
   }
@@ -52,7 +69,7 @@ void Growth::extend(const Children& children, Continuity* continuity) {
   if (children.shared) others *= full_frontier_, ends *= full_frontier_;
   full_frontier_ = std::min<int64_t>(width, others + ends);
   choose_frontier(children, full_frontier_ - std::min<int64_t>(width, others));
-  if (++level_ == levels_) frontier_.clear();
+  if (++level_ == recipe_->levels()) frontier_.clear();
   if (continuity) continuity->advance(frontier_, nodes_);
 }
 
@@ -61,6 +78,7 @@ void Growth::score_children(int position, const Children& children, Continuity* 
   const Node parent = nodes_[frontier_[position].node];
   const int first = children.shared ? 0 : position * children.count;
   const int flat = position * children.count;
+  const float weight = recipe_->level_weight[level_];
   int count = children.count;
   std::span<const float> added;
   if (continuity && continuity->applies_at(level_)) {
@@ -72,7 +90,7 @@ void Growth::score_children(int position, const Children& children, Continuity* 
     float step = children.step[first + rank];
     if (!(step > kUnused)) continue;
     if (!added.empty()) step += added[rank];
-    const float score = std::min(parent.score, parent.score + children.weight * step);
+    const float score = std::min(parent.score, parent.score + weight * step);
     const bool end = children.end[first + rank];
     if (may_enter(score, flat + rank, end)) {
       enter(score, flat + rank, end, position, children.token[first + rank]);
@@ -85,12 +103,13 @@ void Growth::score_children(int position, const Children& children, Continuity* 
 int Growth::count_promising(const Node& parent, int flat, const Children& children) const {
   if (!children.sorted) return children.count;
   const int first = children.shared ? 0 : flat;
+  const float weight = recipe_->level_weight[level_];
   int count = 0;
   for (int rank = 0; rank < children.count; ++rank) {
     const float step = children.step[first + rank];
     if (!(step > kUnused)) break;
     const bool end = children.end[first + rank];
-    const float most = std::min(parent.score, parent.score + children.weight * step);
+    const float most = std::min(parent.score, parent.score + weight * step);
     if (may_enter(most, flat + rank, end)) {
       count = rank + 1;
     } else if (!end) {
@@ -103,11 +122,11 @@ int Growth::count_promising(const Node& parent, int flat, const Children& childr
 // Whether a child can still be kept, and, where only extended ones enter, extended.
 bool Growth::may_enter(float score, int flat, bool end) const {
   if (drops_ && keep_rank(score, nodes_.size()) <= kept_.floor()) return false;
-  return recipe_.every_child || extend_rank(score, flat, end) > extended_.floor();
+  return recipe_->every_child || extend_rank(score, flat, end) > extended_.floor();
 }
 
 void Growth::enter(float score, int flat, bool end, int position, int32_t token) {
-  if (!recipe_.every_child) {
+  if (!recipe_->every_child) {
     extended_.offer(extend_rank(score, flat, end));
     return;
   }
@@ -124,7 +143,7 @@ void Growth::choose_frontier(const Children& children, int64_t most_ends) {
     if (rank_is_last(rank) && most_ends-- == 0) break;
     const float score = rank_score(rank);
     const auto index = static_cast<int32_t>(rank_index(rank));
-    if (recipe_.every_child) {
+    if (recipe_->every_child) {
       // Others may have put it out of reach since it entered.
       if (drops_ && keep_rank(score, index) < kept_.floor()) continue;
       frontier_.push_back({index, origin_[index - level_begin_]});
@@ -137,12 +156,6 @@ void Growth::choose_frontier(const Children& children, int64_t most_ends) {
                           last_frontier_[position].node, level_ + 1, score});
     frontier_.push_back({node, position});
   }
-}
-
-int Growth::quota() const {
-  if (recipe_.frontier > 0) return recipe_.frontier;
-  const int left = budget_ - static_cast<int>(nodes_.size() - 1), levels = levels_ - level_;
-  return (left + levels - 1) / levels;
 }
 
 void Growth::finish(const TreeSpan& tree) {

@@ -18,7 +18,8 @@ namespace dart {
 
 // Which paths are extended, and which nodes may be kept.
 struct Recipe {
-  // Paths extended at each level; 0 takes an equal share of what is left of the budget.
+  // Paths extended at each level; 0 takes an equal share of what is left of the budget, unused
+  // candidates counted like others.
   int frontier;
   // Whether every scored child enters the ledger, or only those that are extended next.
   bool every_child;
@@ -26,10 +27,14 @@ struct Recipe {
   bool ends_last;
   // Added to a node's score for each level when nodes are kept; <= 0.
   float depth_bonus;
+  // What a step at each level counts, >= 0; as many as there are levels.
+  std::vector<float> level_weight;
+
+  int levels() const { return static_cast<int>(level_weight.size()); }
 };
 
-// Throws std::invalid_argument for a frontier below 0 or a depth_bonus above 0, and for a shared
-// budget where every child enters.
+// Throws std::invalid_argument for a setting out of bounds, no levels, or a shared budget where
+// every child enters.
 void check_recipe(const Recipe& recipe);
 
 // A ledger has at most this many nodes.
@@ -42,16 +47,15 @@ struct Children {
   std::span<const float> step;   // score of the step, unweighted; -inf where a rank is unused
   std::span<const uint8_t> end;  // 1 where the token ends the answer
   int count;                     // K
-  float weight;                  // of this level's steps; >= 0
   bool shared;                   // the same under every path
   bool sorted;                   // `step` never rises with rank
 };
 
 class Growth {
  public:
-  // Begins a tree; the memory of the last one is reused. budget >= 1.
+  // Begins a tree; the memory of the last one is reused. budget >= 0. `recipe` outlives the tree.
   // `shared`: whether every level's children will be.
-  void start(const Recipe& recipe, int levels, int budget, int32_t root_token, bool shared);
+  void start(const Recipe& recipe, int budget, int32_t root_token, bool shared);
 
   // The level that is scored next, from 0.
   int level() const { return level_; }
@@ -74,18 +78,17 @@ class Growth {
   bool may_enter(float score, int flat, bool end) const;
   void enter(float score, int flat, bool end, int position, int32_t token);
   void choose_frontier(const Children& children, int64_t most_ends);
-  int quota() const;
+  int take_quota(int count);
 
   NodeRank keep_rank(float score, size_t index) const {
-    return node_rank(keep_score(score, level_ + 1, recipe_.depth_bonus),
+    return node_rank(keep_score(score, level_ + 1, recipe_->depth_bonus),
                      static_cast<uint32_t>(index));
   }
   NodeRank extend_rank(float score, size_t index, bool end) const {
-    return node_rank(score, static_cast<uint32_t>(index), end && recipe_.ends_last);
+    return node_rank(score, static_cast<uint32_t>(index), end && recipe_->ends_last);
   }
 
-  Recipe recipe_;
-  int levels_;
+  const Recipe* recipe_;
   int budget_;
   int level_;
   // Whether nodes out of reach are left out. Not where they would take room from paths that end
@@ -93,6 +96,8 @@ class Growth {
   bool drops_;
   // Paths that the frontier would have if nothing were left out.
   int64_t full_frontier_;
+  // Of a shared budget: what the last frontier and all frontiers have taken.
+  int share_, taken_;
 
   std::vector<Node> nodes_;
   std::vector<FrontierPath> frontier_, last_frontier_;

@@ -70,74 +70,80 @@ int available_cores() {
 }
 
 ThreadPool::ThreadPool(int threads)
-    : size_(threads > 0 ? threads : available_cores()), owner_(getpid()) {
+    : size_(threads > 0 ? threads : available_cores()),
+      owner_(getpid()),
+      state_(std::make_unique<State>()) {
   DART_CHECK(threads >= 0, "threads must be 0 (all cores that this process may use) or more, got ",
              threads);
-  threads_.reserve(size_ - 1);
   for (int worker = 1; worker < size_; ++worker) {
-    threads_.emplace_back([this, worker] { work(worker); });
+    state_->threads.emplace_back([state = state_.get(), worker] { work(*state, worker); });
   }
 }
 
 ThreadPool::~ThreadPool() {
   if (getpid() != owner_) {
-    for (std::thread& thread : threads_) thread.detach();
+    static_cast<void>(state_.release());
     return;
   }
   {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
+    std::lock_guard lock(state_->mutex);
+    state_->stop = true;
   }
-  start_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  state_->start.notify_all();
+  for (std::thread& thread : state_->threads) thread.join();
 }
 
 void ThreadPool::run(int count, Call call, void* context) {
-  if (count <= 1 || size_ == 1 || getpid() != owner_) {
+  if (getpid() != owner_) {
+    fail<std::runtime_error>("this thread pool belongs to process ", owner_,
+                             "; make a new one after fork()");
+  }
+  State& state = *state_;
+  std::lock_guard caller(state.callers);
+  if (count <= 1 || size_ == 1) {
     for (int index = 0; index < count; ++index) call(context, index, 0);
     return;
   }
-  std::lock_guard caller(callers_);
   {
-    std::lock_guard lock(mutex_);
-    call_ = call;
-    context_ = context;
-    count_ = count;
-    next_.store(0, std::memory_order_relaxed);
-    error_ = nullptr;
-    busy_ = static_cast<int>(threads_.size());
-    ++round_;
+    std::lock_guard lock(state.mutex);
+    state.call = call;
+    state.context = context;
+    state.count = count;
+    state.next.store(0, std::memory_order_relaxed);
+    state.error = nullptr;
+    state.busy = static_cast<int>(state.threads.size());
+    ++state.round;
   }
-  start_.notify_all();
-  drain(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return busy_ == 0; });
-  if (error_) std::rethrow_exception(error_);
+  state.start.notify_all();
+  drain(state, 0);
+  std::unique_lock lock(state.mutex);
+  state.done.wait(lock, [&] { return state.busy == 0; });
+  if (state.error) std::rethrow_exception(state.error);
 }
 
-void ThreadPool::work(int worker) {
+void ThreadPool::work(State& state, int worker) {
   uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(state.mutex);
   while (true) {
-    start_.wait(lock, [&] { return stop_ || round_ != seen; });
-    if (stop_) return;
-    seen = round_;
+    state.start.wait(lock, [&] { return state.stop || state.round != seen; });
+    if (state.stop) return;
+    seen = state.round;
     lock.unlock();
-    drain(worker);
+    drain(state, worker);
     lock.lock();
-    if (--busy_ == 0) done_.notify_one();
+    if (--state.busy == 0) state.done.notify_one();
   }
 }
 
-void ThreadPool::drain(int worker) {
+void ThreadPool::drain(State& state, int worker) {
   try {
-    for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) {
-      call_(context_, index, worker);
+    for (int index; (index = state.next.fetch_add(1, std::memory_order_relaxed)) < state.count;) {
+      state.call(state.context, index, worker);
     }
   } catch (...) {
-    std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::current_exception();
-    next_.store(count_, std::memory_order_relaxed);
+    std::lock_guard lock(state.mutex);
+    if (!state.error) state.error = std::current_exception();
+    state.next.store(state.count, std::memory_order_relaxed);
   }
 }
 

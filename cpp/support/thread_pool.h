@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -29,7 +30,8 @@ class ThreadPool {
   int size() const { return size_; }
 
   // Calls body(index, worker) once for every index in [0, count), worker in [0, size()).
-  // Which worker takes which index is not defined; the first exception is rethrown here.
+  // Which worker takes which index is not defined. Rethrows the first exception; throws
+  // std::runtime_error in a process that was forked after the pool was made.
   template <typename Body>
   void for_each(int count, Body&& body) {
     run(
@@ -43,30 +45,33 @@ class ThreadPool {
  private:
   using Call = void (*)(void* context, int index, int worker);
 
+  // Left alone in a forked child, where its threads do not exist: even to destroy it would wait
+  // for them.
+  struct State {
+    std::vector<std::thread> threads;
+    std::mutex callers;
+    std::mutex mutex;
+    std::condition_variable start;
+    std::condition_variable done;
+    // Guarded by mutex.
+    uint64_t round = 0;
+    int busy = 0;
+    bool stop = false;
+    std::exception_ptr error;
+    // The current round; written before it starts.
+    Call call = nullptr;
+    void* context = nullptr;
+    int count = 0;
+    std::atomic<int> next{0};
+  };
+
   void run(int count, Call call, void* context);
-  void work(int worker);
-  void drain(int worker);
+  static void work(State& state, int worker);
+  static void drain(State& state, int worker);
 
   const int size_;
-  // Threads do not survive fork(); the child notices by this and runs alone.
   const pid_t owner_;
-  std::vector<std::thread> threads_;
-
-  std::mutex callers_;
-  std::mutex mutex_;
-  std::condition_variable start_;
-  std::condition_variable done_;
-  // Guarded by mutex_.
-  uint64_t round_ = 0;
-  int busy_ = 0;
-  bool stop_ = false;
-  std::exception_ptr error_;
-
-  // The current round; written before it starts.
-  Call call_ = nullptr;
-  void* context_ = nullptr;
-  int count_ = 0;
-  std::atomic<int> next_{0};
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace dart
