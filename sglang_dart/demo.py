@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from sglang_dart.demo_target import cache_dir, prepare_target
 from sglang_dart.draft.checkpoint import CONFIG, read_json
 from sglang_dart.measure.client import Reply, chat
 from sglang_dart.measure.metrics import Acceptance, micro_length
-from sglang_dart.measure.server import default_threads, serve
+from sglang_dart.measure.server import serve
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -96,7 +95,8 @@ def demo(
     questions = prompt or list(PROMPTS)
     speculation = ["--speculative-algorithm", algorithm]
     speculation += ["--speculative-draft-model-path", chosen.source]
-    flags = (*FLAGS, *context.args)
+    # The same for both servers; a --dtype of the user's own comes later and wins.
+    flags = (*FLAGS, "--dtype", _dtype(), *context.args)
     arms = [
         _ask(name, target, (*flags, *extra), port, questions, max_new_tokens)
         for name, extra in ((PLAIN, []), (algorithm, speculation))
@@ -108,6 +108,14 @@ def demo(
 def _target(folder: Path | None) -> Path:
     with _progress.status("preparing SmolLM2-135M-Instruct (at the first call only)"):
         return prepare_target(folder)
+
+
+def _dtype() -> str:
+    import torch
+
+    from sglang_dart.cpu_host import preferred_dtype
+
+    return "auto" if torch.accelerator.is_available() else preferred_dtype()
 
 
 def _drafter(algorithm: str, target: str, given: str, *, own_target: bool) -> Drafter:
@@ -132,7 +140,6 @@ def _drafter(algorithm: str, target: str, given: str, *, own_target: bool) -> Dr
 def _ask(
     name: str, target: str, flags: Sequence[str], port: int, questions: Sequence[str], length: int
 ) -> Arm:
-    env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(default_threads())}
     conversations = [[{"role": "user", "content": question}] for question in questions]
     sampling: dict[str, Any] = {"temperature": 0, "max_tokens": length}
     with _progress.status(f"{name}: starting the server") as status:
@@ -140,7 +147,7 @@ def _ask(
         def wait(elapsed_s: float) -> None:
             status.update(f"{name}: starting the server, {elapsed_s:.0f} s")
 
-        with serve(target, flags, port=port, env=env, on_wait=wait) as server:
+        with serve(target, flags, port=port, on_wait=wait) as server:
             status.update(f"{name}: answering {len(questions)} questions")
             # The first request of a server pays for what is set up once.
             chat(

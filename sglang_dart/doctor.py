@@ -9,8 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -30,8 +29,6 @@ ENTRY_POINTS = {
     "sglang.srt.plugins": ("sglang_dart", "sglang_dart.plugin:register"),
     "sglang.srt.platforms": ("sglang_dart_cpu", "sglang_dart.cpu_host:activate"),
 }
-# Instruction sets that decide which matrix product a CPU takes.
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 app = typer.Typer(add_completion=False)
 
@@ -114,22 +111,13 @@ def hardware() -> Iterator[Finding]:
         )
     if torch.cuda.device_count():
         return
-    cores = len(os.sched_getaffinity(0))
-    yield Finding(
-        area,
-        "good",
-        f"no GPU: SGLang's CPU engine, {cores} cores, {' '.join(_cpu_flags()) or 'no AVX2'}",
-    )
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads is None:
-        yield Finding(
-            area,
-            "note",
-            "OMP_NUM_THREADS is unset, so SGLang computes on all cores; if others share them, "
-            f"set it (OMP_NUM_THREADS={max(1, cores - 1)} leaves one for its other processes)",
-        )
-    elif threads.isdigit() and int(threads) > cores:
-        yield Finding(area, "note", f"OMP_NUM_THREADS={threads} exceeds the {cores} usable cores")
+    from sglang_dart import cpu_host
+
+    yield Finding(area, "good", f"no GPU. {cpu_host.describe()}")
+    cores, threads = cpu_host.usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > cores:
+        text = f"OMP_NUM_THREADS={threads} exceeds the {cores} usable cores: lower it"
+        yield Finding(area, "note", text)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "0":
         yield Finding(area, "wrong", "SGLANG_USE_CPU_ENGINE=0 forbids the CPU engine; unset it")
 
@@ -195,13 +183,6 @@ def _import_problem(module: str) -> str | None:
     except (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())
     return None
-
-
-def _cpu_flags() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    flags: list[Any] = next((line.split() for line in lines if line.startswith("flags")), [])
-    return [flag for flag in CPU_FLAGS if flag in flags]
 
 
 if __name__ == "__main__":

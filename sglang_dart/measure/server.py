@@ -89,14 +89,6 @@ def serve(
         path.unlink(missing_ok=True)
 
 
-def default_threads() -> int:
-    """OpenMP threads for a server on a CPU: one core is left for the other server processes.
-
-    Spinning OpenMP threads on a core that is in use cost more than they bring.
-    """
-    return max(1, len(os.sched_getaffinity(0)) - 1)
-
-
 def failure_line(log: Path) -> str:
     """The line of a server log that says best why it ended."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
