@@ -74,6 +74,12 @@ class CountedNgrams:
     def __init__(self, order: int, counts: Mapping[tuple[int, ...], int]) -> None:
         self.order = order
         self.counts = counts
+        self._after: dict[tuple[int, ...], dict[int, float]] = {}
+        for path, count in counts.items():
+            if path:
+                # Reciprocal first: a direct division differs in the last bit.
+                ratio = np.float32(count) * (np.float32(1) / np.float32(counts[path[:-1]]))
+                self._after.setdefault(path[:-1], {})[path[-1]] = float(ratio)
 
     @classmethod
     def of_documents(cls, documents: Iterable[list[int]], order: int) -> CountedNgrams:
@@ -85,23 +91,20 @@ class CountedNgrams:
                 counts.update(window[:size] for size in range(len(window) + 1))
         return cls(order, counts)
 
-    def lookup(self, context: tuple[int, ...], token: int) -> tuple[np.float32, int]:
-        """Probability of `token` and how many tokens of context it rests on; (0, 0) if unseen."""
-        for length in range(min(self.order - 1, len(context)), 0, -1):
-            path = context[-length:]
-            seen = self.counts.get((*path, token))
-            if seen is not None:
-                # Reciprocal first: a direct division differs in the last bit.
-                return np.float32(seen) * (np.float32(1) / np.float32(self.counts[path])), length
-        return np.float32(0), 0
+    def lookup(self, context: tuple[int, ...], tokens: Iterable[int]) -> list[tuple[float, int]]:
+        """Each token's probability and how many tokens of context it rests on; (0, 0) if unseen."""
+        lengths = range(min(self.order - 1, len(context)), 0, -1)
+        tables = [(self._after.get(context[-length:], {}), length) for length in lengths]
+        return [
+            next(((table[token], length) for table, length in tables if token in table), (0.0, 0))
+            for token in tokens
+        ]
 
     def probability(self, context: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """See NgramModel. Runs in Python, token by token."""
+        """See NgramModel. Runs in Python, path by path."""
         rows = context.reshape(-1, context.shape[-1]).tolist()
-        known = [tuple(t for t in row if t >= 0) for row in rows]
         found = [
-            [self.lookup(path, t)[0] for t in candidates]
-            for path, candidates in zip(known, token.flatten(0, -2).tolist(), strict=True)
+            [ratio for ratio, _ in self.lookup(tuple(t for t in row if t >= 0), candidates)]
+            for row, candidates in zip(rows, token.flatten(0, -2).tolist(), strict=True)
         ]
-        array = np.asarray(found, dtype=np.float32)
-        return torch.from_numpy(array).reshape(token.shape).to(token.device)
+        return torch.tensor(found, dtype=torch.float32, device=token.device).view(token.shape)

@@ -31,7 +31,7 @@ def test_lookups_equal_the_release(golden_json, golden_ngram):
     assert len(queries) == 210
     for query in queries:
         model = golden_ngram(query["trie"])
-        found = [model.lookup(tuple(query["context"]), token) for token in query["candidates"]]
+        found = model.lookup(tuple(query["context"]), query["candidates"])
         assert [length for _, length in found] == query["matched_len"]
         expected = np.array(query["prob"], dtype=np.float32)
         assert np.array_equal(np.array([p for p, _ in found], dtype=np.float32), expected)

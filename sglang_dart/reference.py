@@ -1,0 +1,210 @@
+"""DART in plain torch, one request, no engine: to study, and to test faster ways against.
+
+    prefill -> draft -> grow, prune, pack -> verify -> commit -> draft -> ...
+
+The target is a Hugging Face causal language model. Nothing here is fast and nothing is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from sglang_dart.algorithms import DEFAULT_BUDGET
+from sglang_dart.draft.drafter import Drafter, Roots, Rows
+from sglang_dart.options import DartOptions
+from sglang_dart.score.continuity import Continuity, NgramModel
+from sglang_dart.score.marginal import Marginal
+from sglang_dart.score.scorer import Scorer
+from sglang_dart.tree.grow import grow
+from sglang_dart.tree.pack import pack
+from sglang_dart.tree.prune import prune
+from sglang_dart.tree.recipe import beam
+from sglang_dart.types import Candidates, PackedTree, Tree
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round proposed, and what the target made of it.
+
+    candidates and tree have a batch of 1. path: accepted nodes from the root down, root included.
+    token: what the round committed, one token a node of the path: accepted drafts, then the bonus.
+    """
+
+    candidates: Candidates
+    tree: Tree
+    path: list[int]
+    token: list[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The new tokens, cut at `max_new_tokens` or after the first end token, and every round."""
+
+    tokens: list[int]
+    rounds: list[Round]
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens committed per round, bonus included."""
+        return sum(len(r.token) for r in self.rounds) / max(1, len(self.rounds))
+
+
+@torch.no_grad()
+def generate(
+    target: Any,
+    drafter: Drafter,
+    ids: Sequence[int],
+    max_new_tokens: int,
+    *,
+    options: DartOptions | None = None,
+    ngram: NgramModel | None = None,
+    end: Sequence[int] = (),
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Generation:
+    """Generate with DART from the prompt `ids`; the drafter's KV is allocated anew.
+
+    target: a Hugging Face causal language model with eager or SDPA attention, in eval mode.
+    Temperature 0 decodes greedily. Raises ValueError for an empty prompt.
+    """
+    if not ids:
+        raise ValueError("the prompt is empty; DART needs at least one token to draft from")
+    options = options or DartOptions()
+    device = target.device
+    reader = TargetReader(target, drafter.taps)
+    drafter.allocate(len(ids) + max_new_tokens + drafter.levels + 1)
+
+    # Prefill: the target reads the prompt, and its answer to the last token is the first root.
+    prompt = torch.tensor(ids, device=device)
+    position = torch.arange(len(ids), device=device)
+    logits, feature = reader.read(prompt, position, position[:, None] >= position)
+    reader.keep(position)
+    text = [*ids, *_choose(logits[-1:], temperature, generator).tolist()]
+    drafter.append(Rows(feature, torch.tensor(text[1:], device=device), position, position + 1))
+
+    rounds: list[Round] = []
+    while not _finished(text[len(ids) :], max_new_tokens, end):
+        length = torch.tensor([len(text) - 1], device=device)
+        root = torch.tensor(text[-1:], device=device)
+        # The slot of a position is the position plus one, since slot 0 is the dummy.
+        slots = torch.arange(1, len(text), device=device)[None]
+        candidates = drafter.draft(Roots(root, length, feature[-1:], slots), options.candidates)
+        tree = dart_tree(candidates, text, options, ngram, end)
+        packed = pack(tree, length)
+
+        logits, feature = reader.read(packed.token[0], packed.position[0], packed.mask[0])
+        choice = _choose(logits, temperature, generator)
+        path = walk(packed, choice)
+
+        reader.keep(path)
+        feature, position = feature[path], packed.position[0, path]
+        drafter.append(Rows(feature, choice[path], position, position + 1))
+        text += choice[path].tolist()
+        rounds.append(Round(candidates, tree, path.tolist(), choice[path].tolist()))
+    return Generation(_cut(text[len(ids) :], max_new_tokens, end), rounds)
+
+
+def dart_tree(
+    candidates: Candidates,
+    text: Sequence[int],
+    options: DartOptions,
+    ngram: NgramModel | None = None,
+    end: Sequence[int] = (),
+) -> Tree:
+    """Grow DART's tree for one request after `text`, whose last token is the root."""
+    device = candidates.token.device
+    scorer: Scorer = Marginal(candidates, options.logit_decay)
+    if ngram is not None:
+        missing = max(0, ngram.order - 1 - len(text))
+        tail = torch.tensor([[-1] * missing + list(text)], device=device)
+        scorer = Continuity(scorer, ngram, tail, options.ngram_weight)
+    recipe = beam(options.budget or DEFAULT_BUDGET, options.beam, options.level_exponent)
+    ends = torch.tensor([list(end) or [-1]], device=device)
+    return prune(grow(scorer, recipe, torch.tensor(text[-1:], device=device), ends), recipe.budget)
+
+
+def walk(packed: PackedTree, choice: torch.Tensor) -> torch.Tensor:
+    """Follow the target's choice [N] from the root while a child carries it -> nodes, [path].
+
+    Lossless for a sampled choice too: every token committed is the target's own draw after its
+    true prefix, and siblings are distinct, so that at most one child matches.
+    """
+    path = [0]
+    child = int(packed.first_child[0, 0])
+    while child >= 0:
+        if packed.token[0, child] == choice[path[-1]]:
+            path.append(child)
+            child = int(packed.first_child[0, child])
+        else:
+            child = int(packed.next_sibling[0, child])
+    return torch.tensor(path, device=choice.device)
+
+
+class TargetReader:
+    """A Hugging Face model that reads rows under any mask, and forgets those it is told to."""
+
+    def __init__(self, model: Any, taps: Sequence[int]) -> None:
+        self._model = model
+        self._taps = taps
+        self._cache = DynamicCache()
+        self._length = 0
+
+    def read(
+        self, token: torch.Tensor, position: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read rows after everything kept: logits [N, V] and tapped states [N, taps * H].
+
+        token, position [N]; mask [N, N] bool: row i sees row j of this call.
+        """
+        rows = token.shape[0]
+        seen = torch.cat([mask.new_ones(rows, self._length), mask], dim=1)
+        bias = torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device)
+        bias.masked_fill_(~seen, torch.finfo(bias.dtype).min)
+        out = self._model(
+            input_ids=token[None],
+            position_ids=position[None],
+            attention_mask=bias[None, None],
+            past_key_values=self._cache,
+            output_hidden_states=True,
+        )
+        # hidden_states[0] is the embedding, so layer t's output is at t + 1.
+        feature = torch.cat([out.hidden_states[tap + 1][0] for tap in self._taps], dim=-1)
+        return out.logits[0].float(), feature
+
+    def keep(self, row: torch.Tensor) -> None:
+        """Keep these rows of the last `read`, in this order, and forget its other rows."""
+        before = torch.arange(self._length, device=row.device)
+        kept = torch.cat([before, self._length + row])
+        for layer in self._cache.layers:
+            assert isinstance(layer, DynamicLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        self._length = len(kept)
+
+
+def _choose(
+    logits: torch.Tensor, temperature: float, generator: torch.Generator | None
+) -> torch.Tensor:
+    """The target's token after each row: [N, V] -> [N]."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    probability = torch.softmax(logits / temperature, dim=-1)
+    return torch.multinomial(probability, 1, generator=generator).squeeze(1)
+
+
+def _finished(tokens: list[int], limit: int, end: Sequence[int]) -> bool:
+    return len(tokens) >= limit or any(token in end for token in tokens)
+
+
+def _cut(tokens: list[int], limit: int, end: Sequence[int]) -> list[int]:
+    for index, token in enumerate(tokens[:limit]):
+        if token in end:
+            return tokens[: index + 1]
+    return tokens[:limit]
