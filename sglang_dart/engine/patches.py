@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,10 @@ def install() -> None:
     HookRegistry.register(ROW_HEADROOM, _row_headroom, HookType.AROUND)
     HookRegistry.register(CELL_SIZE, _cell_size, HookType.AFTER)
     HookRegistry.register(REQUEST_METRICS, _request_metrics, HookType.AFTER)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from sglang_dart.engine import cpu_attention
+
+        cpu_attention.register()
 
 
 def _row_headroom(original: Callable[[], int]) -> int:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
+from sglang_dart import cpu_host
 from sglang_dart.algorithms import load_method
 from sglang_dart.engine.algorithm import is_ours
+
+logger = logging.getLogger(__name__)
 
 Step = Callable[[Any], None]
 
 
 def install() -> None:
     """Wrap the steps. Called once a process."""
+    register_resolution_hook("handle_cpu_backends")(_cpu_dtype)
     register_resolution_hook("handle_attention_backend_compatibility")(_attention_backend)
     register_resolution_hook("handle_speculative_decoding")(_drafter_config)
+
+
+def _cpu_dtype(server_args: Any, previous: Step) -> None:
+    """Without fast bfloat16 kernels `--dtype auto` means float32, for plain decoding as well."""
+    previous(server_args)
+    args = resolving_view(server_args)
+    if args.device != "cpu":
+        return
+    if args.dtype == "auto" and cpu_host.preferred_dtype() != "bfloat16":
+        declare_resolution(server_args, "sglang_dart", dtype=cpu_host.preferred_dtype())
+    logger.info("sglang-dart: %s", cpu_host.describe())
 
 
 def _attention_backend(server_args: Any, previous: Step) -> None:
