@@ -38,7 +38,10 @@ def grow(
         count = min(recipe.quota(level, scorer.levels, size - 1), paths * width)
         if count <= 0:
             break
-        ended = _is_end(token, end) if recipe.ends_last and end is not None else None
+        ended = None
+        if recipe.ends_last and end is not None:
+            # Paths that end the answer leave room to others, but not to unused places.
+            ended = _is_end(token, end) | torch.isneginf(scored)
         chosen = best(scored, count, ended)  # [bs, count], indices into P * K
         token, score = token.gather(1, chosen), scored.gather(1, chosen)
         if recipe.every_child:

@@ -166,6 +166,14 @@ def test_unused_ranks_never_enter(check, tree_paths):
         assert tree_paths(tree, 0) == [(7,), (7, 7), (7, 8)]
 
 
+def test_unused_ranks_take_no_room_from_paths_that_end(tree_paths):
+    candidates = tree_by_hand()
+    candidates.log_prob[0, 0, 1] = -torch.inf
+    recipe = TreeRecipe(budget=4, frontier=1, every_child=True, ends_last=True)
+    paths = tree_paths(grown(candidates, recipe, torch.tensor([[7]])), 0)
+    assert paths == [(7,), (7, 7), (7, 8)]
+
+
 class Rising:
     """A scorer whose steps wrongly rise."""
 
