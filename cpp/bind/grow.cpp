@@ -58,8 +58,8 @@ void grow(Grower& grower, const Recipe& recipe, const Tokens& root,
   const auto count = static_cast<int64_t>(token.shape(2));
   check_shape(token, "token", {requests, levels, count});
   check_shape(log_prob, "log_prob", {requests, levels, count});
-  DART_CHECK(levels == grower.levels() && levels == recipe.levels(), "candidates have ", levels,
-             " levels, logit_weight ", grower.levels(), ", the recipe ", recipe.levels());
+  DART_CHECK(levels <= grower.levels() && levels == recipe.levels(), "candidates have ", levels,
+             " levels, the recipe ", recipe.levels(), ", logit_weight ", grower.levels());
   check_ledger(recipe, trees.width() - 1, count);
   const RequestBatch batch = request_batch(requests, root, end, tail, grower.uses_ngram());
   const CandidateBatch candidates{static_cast<int>(levels), static_cast<int>(count), span_of(token),
@@ -163,6 +163,7 @@ void bind_grow(nb::module_& m) {
           "ngram_first_level"_a = 1, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("start", &start, "recipe"_a, "budget"_a, "root"_a, "end"_a = nb::none(),
            "tail"_a = nb::none(), "Begin a tree for each root; see Grower.grow.")
+      .def_prop_ro("size", &StagedGrower::size, "Requests of the batch.")
       .def_prop_ro("width", &StagedGrower::width,
                    "Paths of the widest frontier; 0 once every tree is grown.")
       .def("frontier", &frontier, "token"_a.noconvert(), "origin"_a.noconvert(),

@@ -100,8 +100,8 @@ class Grower {
   int levels() const { return static_cast<int>(logit_weight_.size()); }
   bool uses_ngram() const { return continuity_.model != nullptr; }
 
-  // Grows, keeps, writes and packs the trees. The candidates, the recipe and this object are of
-  // equally many levels.
+  // Grows, keeps, writes and packs the trees. The recipe has as many levels as the candidates,
+  // at most levels().
   void grow(const Recipe& recipe, const RequestBatch& requests, const CandidateBatch& candidates,
             const TreeBatch& trees);
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from sglang_dart.types import PackedTree, Tree
 
 
-def pack(tree: Tree, length: torch.Tensor) -> PackedTree:
+def pack(
+    tree: Tree, length: torch.Tensor, *, impl: Literal["auto", "torch", "cpp"] = "torch"
+) -> PackedTree:
     """Pack trees for verification, without a host synchronisation.
 
     length [bs] int64: committed positions before each root. Children are linked in node order.
+    impl: "cpp" needs host tensors; "auto" takes it for them, and "torch" elsewhere.
     """
+    if impl == "cpp" or (impl == "auto" and tree.parent.device.type == "cpu"):
+        from sglang_dart.tree.core import pack_cpp
+
+        return pack_cpp(tree, length)
     node = torch.arange(tree.width, device=tree.parent.device)
     # child_of[b, p, c]: node c is a child of node p. Root and padding have parent -1.
     child_of = tree.parent[:, None, :] == node[:, None]

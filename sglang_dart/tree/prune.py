@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from sglang_dart.tree.grow import best
 from sglang_dart.types import Ledger, Tree
 
 
-def prune(ledger: Ledger, budget: int, depth_bonus: float = 0.0) -> Tree:
+def prune(
+    ledger: Ledger,
+    budget: int,
+    depth_bonus: float = 0.0,
+    *,
+    impl: Literal["auto", "torch", "cpp"] = "torch",
+) -> Tree:
     """Keep the `budget` best nodes of each request's ledger, by score + depth_bonus * depth.
 
     ledger.score [bs, S] float32, -inf where unused -> Tree with N = budget + 1: the root at 0,
     nodes in ledger order, padding last. On a tie the node scored earlier stays, so that scores
     which never rise along a path keep parents with their children.
+    impl: "cpp" needs host tensors; "auto" takes it for them, and "torch" elsewhere.
     Raises ValueError if budget < 1 or depth_bonus > 0.
     Source: DARTree, arXiv 2608.13524, section 3.3; the order of ties is ours.
     """
@@ -21,6 +30,10 @@ def prune(ledger: Ledger, budget: int, depth_bonus: float = 0.0) -> Tree:
         raise ValueError(f"budget must be at least 1, got {budget}")
     if depth_bonus > 0:
         raise ValueError(f"depth_bonus must be at most 0, got {depth_bonus}")
+    if impl == "cpp" or (impl == "auto" and ledger.score.device.type == "cpu"):
+        from sglang_dart.tree.core import prune_cpp
+
+        return prune_cpp(ledger, budget, depth_bonus)
     bs, size = ledger.score.shape
     rank = ledger.score + ledger.depth.float() * depth_bonus
     rank[:, 0] = torch.inf

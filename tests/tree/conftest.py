@@ -67,3 +67,11 @@ def tree_paths() -> Callable[[Tree, int], list[tuple[int, ...]]]:
 @pytest.fixture(scope="session")
 def check() -> Callable[[Tree], None]:
     return check_tree
+
+
+@pytest.fixture(scope="session", params=["torch", "cpp"])
+def impl(request: pytest.FixtureRequest) -> str:
+    """Every implementation of a step on the host."""
+    if request.param == "cpp":
+        pytest.importorskip("sglang_dart._core")
+    return request.param

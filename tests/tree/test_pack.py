@@ -22,14 +22,14 @@ def tree_of(parents: list[list[int]]) -> Tree:
     )
 
 
-def test_by_hand():
+def test_by_hand(impl):
     """      0
            / | \
           1  2  3      6 is padding
          /      |
         4       5
     """
-    packed = pack(tree_of([[-1, 0, 0, 0, 1, 3, -1]]), torch.tensor([10]))
+    packed = pack(tree_of([[-1, 0, 0, 0, 1, 3, -1]]), torch.tensor([10]), impl=impl)
     assert packed.position.tolist() == [[10, 11, 11, 11, 12, 12, 10]]
     assert packed.first_child.tolist() == [[1, 4, -1, 5, -1, -1, -1]]
     assert packed.next_sibling.tolist() == [[-1, 2, 3, -1, -1, -1, -1]]
@@ -39,7 +39,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("width", [1, 2, 3, 17, 65])
 @pytest.mark.parametrize("shape", ["random", "chain", "star", "root only"])
-def test_by_definition(width, shape):
+def test_by_definition(impl, width, shape):
     generator = torch.Generator().manual_seed(width)
     parents = {
         "random": [int(torch.randint(max(n, 1), (), generator=generator)) for n in range(width)],
@@ -50,7 +50,7 @@ def test_by_definition(width, shape):
     parents[0] = -1
     other = [-1] + [0] * (width - 1)
     tree = tree_of([parents, other])
-    packed = pack(tree, torch.tensor([0, 5]))
+    packed = pack(tree, torch.tensor([0, 5]), impl=impl)
     assert packed.mask.shape == (2, width, width)
     for i, row in enumerate([parents, other]):
         for node in range(width):

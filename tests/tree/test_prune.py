@@ -38,9 +38,9 @@ def random_ledger(bs: int, size: int, seed: int, *, grid: bool) -> Ledger:
     grid=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_keeps_the_best(check, bs, size, budget, bonus, seed, grid):
+def test_keeps_the_best(impl, check, bs, size, budget, bonus, seed, grid):
     ledger = random_ledger(bs, size, seed, grid=grid)
-    tree = prune(ledger, budget, bonus)
+    tree = prune(ledger, budget, bonus, impl=impl)
     assert tree.width == budget + 1
     check(tree)
     for i in range(bs):
@@ -56,20 +56,20 @@ def test_keeps_the_best(check, bs, size, budget, bonus, seed, grid):
         assert (tree.parent[i, count:] == -1).all()
 
 
-def test_ledger_is_left_alone():
+def test_ledger_is_left_alone(impl):
     ledger = random_ledger(2, 17, 0, grid=False)
     before = ledger.score.clone()
-    prune(ledger, 3)
+    prune(ledger, 3, impl=impl)
     assert torch.equal(ledger.score, before)
 
 
-def test_types():
-    tree = prune(random_ledger(1, 3, 0, grid=False), 5)
+def test_types(impl):
+    tree = prune(random_ledger(1, 3, 0, grid=False), 5, impl=impl)
     kinds = [column.dtype for column in (tree.token, tree.parent, tree.depth, tree.score)]
     assert kinds == [torch.int64, torch.int32, torch.int32, torch.float32]
 
 
 @pytest.mark.parametrize(("budget", "bonus"), [(0, 0.0), (4, 0.5)])
-def test_bounds(budget, bonus):
+def test_bounds(impl, budget, bonus):
     with pytest.raises(ValueError, match="must be at"):
-        prune(random_ledger(1, 3, 0, grid=False), budget, bonus)
+        prune(random_ledger(1, 3, 0, grid=False), budget, bonus, impl=impl)
