@@ -20,7 +20,6 @@ from rich.table import Table
 TOOLS = {
     "demo": "Serve a small model with and without speculation and ask it a few questions.",
     "doctor": "Check versions, hardware, the hooks into SGLang, and a drafter's fit to its target.",
-    "ngram": "Build, merge and inspect n-gram files.",
     "eval": "Measure accept length, or compare every token with plain decoding.",
 }
 # Whatever base class of usage errors this typer has, its own click or the click package.

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,28 +137,24 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _stop(process: subprocess.Popen, patience_s: float = 10.0) -> None:
-    """End the server and everything it started."""
+def _stop(process: subprocess.Popen, patience_s: float = 15.0) -> None:
+    """End the server: the launcher may take its leave, what it started may not outlive it."""
     try:
-        family = [psutil.Process(process.pid)]
-        family += family[0].children(recursive=True)
+        family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         family = []
-    _signal_group(process.pid, signal.SIGTERM)
-    _, alive = psutil.wait_procs(family, timeout=patience_s)
-    _signal_group(process.pid, signal.SIGKILL)
-    for member in alive:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=patience_s)
-    process.wait()
-
-
-def _signal_group(group: int, number: int) -> None:
+    process.terminate()
     try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        # Everybody in it has ended.
-        return
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    # Most often everybody in the group has ended by now.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # Those that left the group.
+    _, alive = psutil.wait_procs(family, timeout=1)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(alive, timeout=patience_s)

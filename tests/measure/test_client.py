@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
 
 from sglang_dart.measure.client import Request, RequestError, generate
+from tests.measure.scripted import listening
 
 
 class ScriptedServer:
@@ -55,26 +55,8 @@ class ScriptedServer:
 @pytest.fixture(params=[False, True], ids=["cumulative", "incremental"])
 def server(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
     scripted = ScriptedServer(request.param)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_post("/generate", scripted.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    yield scripted
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with listening({"/generate": scripted.answer}) as scripted.url:
+        yield scripted
 
 
 @pytest.mark.parametrize("stream", [False, True])
