@@ -9,6 +9,11 @@ import torch.nn.functional as F
 
 Impl = Literal["auto", "torch"]
 
+# Context rows that a CPU gathers at once: larger buffers are mapped anew each time. CPU time, one
+# thread of an EPYC, 8 KV heads of 128 in float32, 8 requests of 500 rows: 25 to 73 ms all at once,
+# 19 to 25 ms in groups of 2; 8 of 2000: 166 to 221 ms at once, 102 to 110 ms one by one.
+CPU_CONTEXT_ROWS = 1024
+
 
 class ContextKV:
     """Keys (rotated) and values of every verified row, one place per layer and target slot.
@@ -60,18 +65,40 @@ class ContextKV:
         slot_table [bs, W]: slot of context position j, valid for j < length[i]; length [bs].
         Gives [bs, Q, heads, head_dim]. Scale 1/sqrt(head_dim), softmax in float32.
         """
-        if not slot_table.is_cuda:
-            # On a CPU reading a length costs nothing and saves the columns nobody uses.
-            slot_table = slot_table[:, : max(int(length.max()), 0)]
-        width = slot_table.shape[1]
-        seen = torch.arange(width, device=length.device) < length[:, None]  # [bs, W]
-        slot = torch.where(seen, slot_table, 0)
+        if slot_table.is_cuda:
+            return self._attend(layer, query, key, value, block_mask, slot_table, length)
+        # Reading a length costs nothing on a CPU, and saves the columns that nobody uses.
+        longest = max(1, int(length.max()))
+        parts = (query, key, value, slot_table[:, :longest], length)
+        step = max(1, CPU_CONTEXT_ROWS // longest)
+        return torch.cat(
+            [
+                self._attend(layer, q, k, v, block_mask, slots, seen)
+                for q, k, v, slots, seen in zip(*(x.split(step) for x in parts), strict=True)
+            ]
+        )
+
+    def _attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        block_mask: torch.Tensor,
+        slot_table: torch.Tensor,
+        length: torch.Tensor,
+    ) -> torch.Tensor:
         bs, rows, heads, head_dim = query.shape
         kv_heads = key.shape[2]
         group = heads // kv_heads
+        width = slot_table.shape[1]
+        seen = torch.arange(width, device=length.device) < length[:, None]  # [bs, W]
+        slot = torch.where(seen, slot_table, 0).flatten()
 
-        keys = torch.cat([self.key[layer][slot], key], dim=1).transpose(1, 2)
-        values = torch.cat([self.value[layer][slot], value], dim=1).transpose(1, 2)
+        def rows_of(held: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+            context = held[layer].index_select(0, slot).view(bs, width, kv_heads, head_dim)
+            return torch.cat([context, own], dim=1).transpose(1, 2)
+
         mask = torch.cat(
             [seen[:, None, :].expand(bs, rows, width), block_mask.expand(bs, rows, rows)], dim=2
         )
@@ -79,8 +106,8 @@ class ContextKV:
         folded = query.view(bs, rows, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             folded.reshape(bs, kv_heads, group * rows, head_dim),
-            keys,
-            values,
+            rows_of(self.key, key),
+            rows_of(self.value, value),
             attn_mask=mask.repeat(1, group, 1)[:, None],
         )
         out = out.view(bs, kv_heads, group, rows, head_dim).permute(0, 3, 1, 2, 4)
