@@ -83,6 +83,8 @@ def script(
         folder = tmp_path_factory.mktemp("script")
         config = json.loads((Path(target) / "config.json").read_text())
         config |= {"architectures": ["ScriptedDrafter"], "levels": 8} | settings
+        # Wide trees for every request, where a CPU would narrow them to save time.
+        config["dart_config"] = {"cpu_rows": 1024}
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "script.json").write_text(json.dumps(record))
         return str(folder)

@@ -79,8 +79,8 @@ def drafter(tmp_path_factory, target, texts, plain):
     config |= {
         "architectures": ["ScriptedDrafter"],
         "levels": 8,
-        "wrong_token": 0.1,
-        "wrong_sibling": 0.3,
+        "wrong_token": 0.05,
+        "wrong_sibling": 0.1,
     }
     (folder / "config.json").write_text(json.dumps(config))
     script = [text + ids for text, ids in zip(texts, plain[0], strict=True)]

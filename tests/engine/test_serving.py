@@ -11,8 +11,12 @@ pytestmark = pytest.mark.server
 DART = {"speculative_algorithm": "DART"}
 
 CONFIGURATIONS = {
-    "page 1": {},
-    "page 16, chunks of 64": {"page_size": 16, "chunked_prefill_size": 64},
+    "page 1": {"speculative_num_draft_tokens": 24},
+    "page 16, chunks of 64": {
+        "page_size": 16,
+        "chunked_prefill_size": 64,
+        "speculative_num_draft_tokens": 61,
+    },
     "page 64, narrow tree": {"page_size": 64, "speculative_num_draft_tokens": 9},
     "chain": {"speculative_eagle_topk": 1},
     "two levels": {"speculative_num_steps": 2, "speculative_num_draft_tokens": 16},
@@ -21,8 +25,8 @@ CONFIGURATIONS = {
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def scripted(request, start, script):
-    """An engine whose drafts are right nine times in ten, often behind wrong elder siblings."""
-    folder = script(wrong_token=0.1, wrong_sibling=0.3)
+    """An engine whose drafts are right 19 times in 20, some behind wrong elder siblings."""
+    folder = script(wrong_token=0.05, wrong_sibling=0.1)
     flags = DART | {"speculative_draft_model_path": folder} | request.param
     with start(**flags) as engine:
         engine.levels = request.param.get("speculative_num_steps", 8)
@@ -47,7 +51,7 @@ def test_same_ids_alone_and_deep_runs(scripted, record):
         (answer,) = ask(scripted, record, [i], 48)
         assert answer["output_ids"] == expected(record, i, 48)
     if not scripted.is_chain:
-        assert answer["meta_info"]["spec_accept_length"] > 0.5 * scripted.levels
+        assert answer["meta_info"]["spec_accept_length"] > 0.4 * scripted.levels
     assert answer["meta_info"]["spec_accept_length"] <= scripted.levels + 1
     assert 0 <= answer["meta_info"]["spec_accept_rate"] <= 1
 
