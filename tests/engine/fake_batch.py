@@ -34,7 +34,6 @@ PENALTIES: list[dict[str, Any]] = [
 ]
 
 
-
 def request(prompt: list[int], output: list[int], **params: Any) -> SimpleNamespace:
     defaults = {
         "temperature": 1.0,
@@ -153,5 +152,3 @@ def run_of(tokens: list[list[int]]) -> Accepted:
     length = torch.tensor([len(run) for run in tokens], dtype=torch.int32)
     padded = torch.tensor([run + [0] * (LEVELS + 1 - len(run)) for run in tokens])
     return Accepted(node=torch.zeros_like(padded).int(), token=padded, length=length)
-
-

@@ -71,5 +71,3 @@ def test_first_step_after_a_prefill_knows_its_root_only() -> None:
     penalties = history.penalties(batch, tree, VOCABULARY)
     assert penalties.count.nonzero().tolist() == [[0, 3], [1, 2], [1, 7]]
     assert penalties.outputs.tolist() == [1, 2]
-
-

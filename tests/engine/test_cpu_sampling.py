@@ -1,11 +1,9 @@
-"""Sampling and penalties on trees, against SGLang's own penalizers and sampler functions."""
+"""Sampling on trees, against SGLang's own sampling functions applied token by token."""
 
 from __future__ import annotations
 
 import random
-import weakref
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +15,24 @@ from sglang.srt.layers.sampler import (
     sampling_from_probs_torch,
     top_k_top_p_min_p_sampling_from_probs_torch,
 )
-from sglang.srt.sampling import penaltylib
-from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_dart.engine import sampling
-from sglang_dart.engine.penalties import OutputHistory
 from sglang_dart.engine.sampling import TreeSampler
-from sglang_dart.tree.pack import pack
-from sglang_dart.types import Accepted, PackedTree, Tree
-
-VOCABULARY, WIDTH, LEVELS, EOS = 11, 9, 4, 10
+from sglang_dart.types import PackedTree
+from tests.engine.fake_batch import (
+    LEVELS,
+    PENALTIES,
+    VOCABULARY,
+    WIDTH,
+    Batch,
+    path_tokens,
+    random_tree,
+    request,
+    run_of,
+    upstream_penalties,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,11 +92,11 @@ def runs(tree: PackedTree, verdict: Any) -> list[list[int]]:
     return committed
 
 
-def plain_walk(tree: PackedTree, row: int, choose: Any) -> list[int]:
+def plain_walk(tree: PackedTree, row: int, choose: Callable[[int, int], int]) -> list[int]:
     """Token after token as plain decoding chooses them, while the tree has drafted them."""
-    node, tokens = 0, []
+    node, tokens = 0, list[int]()
     while True:
-        tokens.append(choose(node))
+        tokens.append(choose(row, node))
         child = tree.first_child[row, node]
         while child >= 0 and tree.token[row, child] != tokens[-1]:
             child = tree.next_sibling[row, child]
@@ -101,36 +106,35 @@ def plain_walk(tree: PackedTree, row: int, choose: Any) -> list[int]:
 
 
 def test_greedy_with_penalties_and_bias_equals_plain_decoding() -> None:
-    longest = 0
-    for seed in range(40):
-        rng = random.Random(seed)
-        torch.manual_seed(seed)
-        outputs = [[rng.randrange(VOCABULARY) for _ in range(3)] for _ in PENALTIES]
-        reqs = [
-            request([2, 3], output, **params)
-            for output, params in zip(outputs, PENALTIES, strict=True)
-        ]
-        batch = Batch(reqs, rows=12)
-        bias = torch.zeros(len(reqs), VOCABULARY)
-        bias[::2, 4] = -100
-        batch.sampling_info.logit_bias = bias
-        tree = random_tree(rng, batch)
-        logits = torch.randn(len(reqs), WIDTH, VOCABULARY) * 2
-        used = logits.clone()
-        committed = runs(tree, sample(batch, tree, used.view(-1, VOCABULARY)))
-        for row, (req, output) in enumerate(zip(reqs, outputs, strict=True)):
-
-            def after(
-                node: int, row: int = row, req: Any = req, output: list[int] = output
-            ) -> torch.Tensor:
-                tokens = output + path_tokens(tree, row, node)
-                return upstream_penalties(req, tokens, logits[row, node]) + bias[row]
-
-            assert committed[row] == plain_walk(tree, row, lambda node: int(after(node).argmax()))
-            longest = max(longest, len(committed[row]))
-            # Log-probabilities come from these logits.
-            torch.testing.assert_close(used[row, 0], after(0), atol=1e-5, rtol=1e-5)
+    longest = max(_penalised_greedy(seed) for seed in range(40))
     assert longest >= 3
+
+
+def _penalised_greedy(seed: int) -> int:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    outputs = [[rng.randrange(VOCABULARY) for _ in range(3)] for _ in PENALTIES]
+    reqs = [
+        request([2, 3], output, **params) for output, params in zip(outputs, PENALTIES, strict=True)
+    ]
+    batch = Batch(reqs, rows=12)
+    bias = torch.zeros(len(reqs), VOCABULARY)
+    bias[::2, 4] = -100
+    batch.sampling_info.logit_bias = bias
+    tree = random_tree(rng, batch)
+    logits = torch.randn(len(reqs), WIDTH, VOCABULARY) * 2
+    used = logits.clone()
+    committed = runs(tree, sample(batch, tree, used.view(-1, VOCABULARY)))
+
+    def after(row: int, node: int) -> torch.Tensor:
+        tokens = outputs[row] + path_tokens(tree, row, node)
+        return upstream_penalties(reqs[row], tokens, logits[row, node]) + bias[row]
+
+    for row, run in enumerate(committed):
+        assert run == plain_walk(tree, row, lambda row, node: int(after(row, node).argmax()))
+        # Log-probabilities come from these logits.
+        torch.testing.assert_close(used[row, 0], after(row, 0), atol=1e-5, rtol=1e-5)
+    return max(map(len, committed))
 
 
 @pytest.mark.parametrize(
@@ -140,40 +144,32 @@ def test_greedy_with_penalties_and_bias_equals_plain_decoding() -> None:
 )
 def test_seeds_draw_as_plain_decoding(params: dict[str, Any]) -> None:
     """The draw at a position is the one that SGLang's functions make there."""
-    longest = 0
-    for attempt in range(30):
-        rng = random.Random(attempt)
-        torch.manual_seed(attempt)
-        reqs = [request([1] * (3 + i), [5], temperature=0.8, **params) for i in range(3)]
-        batch = Batch(reqs)
-        info = batch.sampling_info
-        info.sampling_seed = torch.tensor([attempt, 42, -attempt])
-        tree = random_tree(rng, batch)
-        logits = torch.randn(3, WIDTH, VOCABULARY)
-        committed = runs(tree, sample(batch, tree, logits.clone().view(-1, VOCABULARY)))
-        for row in range(3):
-
-            def drawn(node: int, row: int = row) -> int:
-                one = slice(row, row + 1)
-                probs = torch.softmax(logits[one, node] / 0.8, -1)
-                seed, position = info.sampling_seed[one], tree.position[one, node]
-                if "top_p" not in params:
-                    return int(sampling_from_probs_torch(probs, seed, position))
-                return int(
-                    top_k_top_p_min_p_sampling_from_probs_torch(
-                        probs,
-                        info.top_ks[one],
-                        info.top_ps[one],
-                        info.min_ps[one],
-                        False,
-                        seed,
-                        position,
-                    )
-                )
-
-            assert committed[row] == plain_walk(tree, row, drawn)
-            longest = max(longest, len(committed[row]))
+    longest = max(_seeded(attempt, params) for attempt in range(30))
     assert longest >= 3
+
+
+def _seeded(attempt: int, params: dict[str, Any]) -> int:
+    torch.manual_seed(attempt)
+    reqs = [request([1] * (3 + i), [5], temperature=0.8, **params) for i in range(3)]
+    batch = Batch(reqs)
+    info = batch.sampling_info
+    info.sampling_seed = torch.tensor([attempt, 42, -attempt])
+    tree = random_tree(random.Random(attempt), batch)
+    logits = torch.randn(3, WIDTH, VOCABULARY)
+
+    def drawn(row: int, node: int) -> int:
+        one = slice(row, row + 1)
+        probs = torch.softmax(logits[one, node] / 0.8, -1)
+        noise = info.sampling_seed[one], tree.position[one, node]
+        if "top_p" not in params:
+            return int(sampling_from_probs_torch(probs, *noise))
+        filters = info.top_ks[one], info.top_ps[one], info.min_ps[one], False
+        return int(top_k_top_p_min_p_sampling_from_probs_torch(probs, *filters, *noise))
+
+    committed = runs(tree, sample(batch, tree, logits.clone().view(-1, VOCABULARY)))
+    for row, run in enumerate(committed):
+        assert run == plain_walk(tree, row, drawn)
+    return max(map(len, committed))
 
 
 def test_grammar_mask_is_applied_to_all_nodes() -> None:
@@ -217,41 +213,37 @@ class Recorder:
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_custom_processors_see_every_context_once(lag: int) -> None:
-    for seed in range(10):
-        processor = Recorder()
-        reqs = [request([1, 2], [5, 8, 3]), request([4], [9, 6])]
-        outputs = [[*req.output_ids] for req in reqs]
-        batch = Batch(reqs, lag)
-        info = batch.sampling_info
-        info.has_custom_logit_processor = True
-        info.custom_params = [{"__req__": req} for req in reqs]
-        entry = ProcessorEntry(processor, [0, 1], torch.tensor([0, 1]))
-        info.custom_logit_processor = {0: entry}
-        rng = random.Random(seed)
-        torch.manual_seed(seed)
-        tree = random_tree(rng, batch)
-        sampler = TreeSampler()
-        sampler._history.remember(batch, run_of([output[-2:] for output in outputs]))
-        logits = torch.randn(2, WIDTH, VOCABULARY)
-        committed = runs(
-            tree, sample(batch, tree, logits.clone().view(-1, VOCABULARY), sampler=sampler)
-        )
-        contexts = []
-        for row, (req, run) in enumerate(zip(reqs, committed, strict=True)):
+@pytest.mark.parametrize("seed", range(6))
+def test_custom_processors_see_every_context_once(seed: int, lag: int) -> None:
+    processor = Recorder()
+    reqs = [request([1, 2], [5, 8, 3]), request([4], [9, 6])]
+    outputs = [[*req.output_ids] for req in reqs]
+    batch = Batch(reqs, lag)
+    info = batch.sampling_info
+    info.has_custom_logit_processor = True
+    info.custom_params = [{"__req__": req} for req in reqs]
+    info.custom_logit_processor = {0: ProcessorEntry(processor, [0, 1], torch.tensor([0, 1]))}
+    torch.manual_seed(seed)
+    tree = random_tree(random.Random(seed), batch)
+    sampler = TreeSampler()
+    sampler._history.remember(batch, run_of([output[-2:] for output in outputs]))
+    logits = torch.randn(2, WIDTH, VOCABULARY)
 
-            def forbid_last(node: int, row: int = row, output: list[int] = outputs[row]) -> int:
-                rows = logits[row, node].clone()
-                rows[(output + path_tokens(tree, row, node))[-1]] = float("-inf")
-                return int(rows.argmax())
+    def forbid_last(row: int, node: int) -> int:
+        rows = logits[row, node].clone()
+        rows[(outputs[row] + path_tokens(tree, row, node))[-1]] = float("-inf")
+        return int(rows.argmax())
 
-            assert run == plain_walk(tree, row, forbid_last)
-            start = [*req.origin_input_ids, *outputs[row]]
-            contexts += [start + run[:n] for n in range(len(run))]
-        assert sorted(processor.seen) == sorted(contexts)
-        # The batch's own settings are untouched.
-        assert info.has_custom_logit_processor
-        assert info.custom_params == [{"__req__": req} for req in reqs]
+    verdict = sample(batch, tree, logits.clone().view(-1, VOCABULARY), sampler=sampler)
+    contexts = []
+    for row, run in enumerate(runs(tree, verdict)):
+        assert run == plain_walk(tree, row, forbid_last)
+        start = [*reqs[row].origin_input_ids, *outputs[row]]
+        contexts += [start + run[:n] for n in range(len(run))]
+    assert sorted(processor.seen) == sorted(contexts)
+    # The batch's own settings are untouched.
+    assert info.has_custom_logit_processor
+    assert info.custom_params == [{"__req__": req} for req in reqs]
 
 
 def test_without_a_tree_upstream_samples() -> None:
