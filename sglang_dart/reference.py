@@ -25,7 +25,8 @@ from sglang_dart.tree.grow import grow
 from sglang_dart.tree.pack import pack
 from sglang_dart.tree.prune import prune
 from sglang_dart.tree.recipe import beam
-from sglang_dart.types import Candidates, PackedTree, Tree
+from sglang_dart.types import Candidates, Tree
+from sglang_dart.verify.accept import accept_tokens
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,14 @@ def generate(
 
         logits, feature = reader.read(packed.token[0], packed.position[0], packed.mask[0])
         choice = _choose(logits, temperature, generator)
-        path = walk(packed, choice)
+        accepted = accept_tokens(packed, choice[None], drafter.levels)
+        path, token = (x[0, : accepted.length] for x in (accepted.node.long(), accepted.token))
 
         reader.keep(path)
         feature, position = feature[path], packed.position[0, path]
-        drafter.append(Rows(feature, choice[path], position, position + 1))
-        text += choice[path].tolist()
-        rounds.append(Round(candidates, tree, path.tolist(), choice[path].tolist()))
+        drafter.append(Rows(feature, token, position, position + 1))
+        text += token.tolist()
+        rounds.append(Round(candidates, tree, path.tolist(), token.tolist()))
     return Generation(_cut(text[len(ids) :], max_new_tokens, end), rounds)
 
 
@@ -127,23 +129,6 @@ def dart_tree(
     recipe = beam(options.budget or DEFAULT_BUDGET, options.beam, options.level_exponent)
     ends = torch.tensor([list(end) or [-1]], device=device)
     return prune(grow(scorer, recipe, torch.tensor(text[-1:], device=device), ends), recipe.budget)
-
-
-def walk(packed: PackedTree, choice: torch.Tensor) -> torch.Tensor:
-    """Follow the target's choice [N] from the root while a child carries it -> nodes, [path].
-
-    Lossless for a sampled choice too: every token committed is the target's own draw after its
-    true prefix, and siblings are distinct, so that at most one child matches.
-    """
-    path = [0]
-    child = int(packed.first_child[0, 0])
-    while child >= 0:
-        if packed.token[0, child] == choice[path[-1]]:
-            path.append(child)
-            child = int(packed.first_child[0, child])
-        else:
-            child = int(packed.next_sibling[0, child])
-    return torch.tensor(path, device=choice.device)
 
 
 class TargetReader:
@@ -192,7 +177,7 @@ class TargetReader:
 def _choose(
     logits: torch.Tensor, temperature: float, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """The target's token after each row: [N, V] -> [N]."""
+    """The target's token after each row: [N, V] -> [N]. A draw, where it is not greedy."""
     if temperature == 0:
         return logits.argmax(-1)
     probability = torch.softmax(logits / temperature, dim=-1)
