@@ -54,27 +54,26 @@ class CoreGrower:
         *,
         end: torch.Tensor | None = None,
         tail: torch.Tensor | None = None,
-        pin: bool = False,
     ) -> tuple[Tree, PackedTree]:
         """The tree of each request, and the same packed; scores are marginal, with continuity.
 
         root, length [bs] int64, candidates, end [bs, E] (see tree.grow) and tail [bs, T] (see
-        score.continuity; needed if there is a model) on the host. `pin`: give page-locked memory,
-        ready for an asynchronous copy to a GPU.
+        score.continuity; needed if there is a model) on the host.
         """
-        tree = _empty_tree(root.shape[0], recipe.budget + 1, pin)
-        packed = _empty_packed(tree, pin)
+        tree = _new_tree(root.shape[0], recipe.budget + 1)
+        packed = _new_packed(*tree[0].shape)
         self._grower.grow(
             _recipe(recipe, candidates.levels),
             root.numpy(),
             candidates.token.numpy(),
             candidates.log_prob.numpy(),
-            _arrays(tree, packed),
+            _core.Trees(*tree, *packed),
             _numpy(end),
             _numpy(tail),
             length.numpy(),
         )
-        return tree, packed
+        grown = Tree(*map(torch.from_numpy, tree))
+        return grown, PackedTree(grown.token, *map(torch.from_numpy, packed))
 
     def grow(
         self,
@@ -99,9 +98,9 @@ class CoreGrower:
             if not staged.width:
                 break
             scorer.advance(*_frontier(staged, children.step.device))
-        tree = _empty_tree(root.shape[0], recipe.budget + 1)
-        staged.finish(_arrays(tree))
-        return tree
+        tree = _new_tree(root.shape[0], recipe.budget + 1)
+        staged.finish(_core.Trees(*tree))
+        return Tree(*map(torch.from_numpy, tree))
 
 
 def _extend(staged: _core.StagedGrower, children: Children) -> None:
@@ -122,17 +121,22 @@ def _frontier(
 
 def prune_cpp(ledger: Ledger, budget: int, depth_bonus: float) -> Tree:
     """See tree.prune."""
-    tree = _empty_tree(ledger.score.shape[0], budget + 1)
+    tree = _new_tree(ledger.score.shape[0], budget + 1)
     columns = (ledger.token, ledger.parent, ledger.depth, ledger.score)
-    _core.prune(thread_pool(), *(c.numpy() for c in columns), depth_bonus, _arrays(tree))
-    return tree
+    _core.prune(thread_pool(), *(c.numpy() for c in columns), depth_bonus, _core.Trees(*tree))
+    return Tree(*map(torch.from_numpy, tree))
 
 
 def pack_cpp(tree: Tree, length: torch.Tensor) -> PackedTree:
     """See tree.pack."""
-    packed = _empty_packed(tree)
-    _core.pack(thread_pool(), length.numpy(), _arrays(tree, packed))
-    return packed
+    packed = _new_packed(*tree.token.shape)
+    columns = (tree.token, tree.parent, tree.depth, tree.score)
+    _core.pack(
+        thread_pool(),
+        length.numpy(),
+        _core.Trees(*(c.contiguous().numpy() for c in columns), *packed),
+    )
+    return PackedTree(tree.token, *map(torch.from_numpy, packed))
 
 
 def thread_pool(threads: int = 0) -> _core.ThreadPool:
@@ -158,31 +162,16 @@ def _recipe(recipe: TreeRecipe, levels: int) -> _core.Recipe:
     )
 
 
-def _empty_tree(bs: int, width: int, pin: bool = False) -> Tree:
-    return Tree(
-        token=torch.empty(bs, width, dtype=torch.int64, pin_memory=pin),
-        parent=torch.empty(bs, width, dtype=torch.int32, pin_memory=pin),
-        depth=torch.empty(bs, width, dtype=torch.int32, pin_memory=pin),
-        score=torch.empty(bs, width, dtype=torch.float32, pin_memory=pin),
-    )
+# NumPy makes an array in a tenth of the time that a tensor takes, and these are many small ones.
+def _new_tree(bs: int, width: int) -> list[np.ndarray]:
+    """Columns of Tree."""
+    return [np.empty((bs, width), t) for t in (np.int64, np.int32, np.int32, np.float32)]
 
 
-def _empty_packed(tree: Tree, pin: bool = False) -> PackedTree:
-    bs, width = tree.token.shape
-    return PackedTree(
-        token=tree.token,
-        position=torch.empty(bs, width, dtype=torch.int64, pin_memory=pin),
-        first_child=torch.empty(bs, width, dtype=torch.int64, pin_memory=pin),
-        next_sibling=torch.empty(bs, width, dtype=torch.int64, pin_memory=pin),
-        mask=torch.empty(bs, width, width, dtype=torch.bool, pin_memory=pin),
-    )
-
-
-def _arrays(tree: Tree, packed: PackedTree | None = None) -> _core.Trees:
-    columns = [tree.token, tree.parent, tree.depth, tree.score]
-    if packed is not None:
-        columns += [packed.position, packed.first_child, packed.next_sibling, packed.mask]
-    return _core.Trees(*(column.numpy() for column in columns))
+def _new_packed(bs: int, width: int) -> list[np.ndarray]:
+    """Columns of PackedTree after its token."""
+    links = [np.empty((bs, width), np.int64) for _ in range(3)]
+    return [*links, np.empty((bs, width, width), np.bool_)]
 
 
 def _numpy(tensor: torch.Tensor | None) -> np.ndarray | None:
