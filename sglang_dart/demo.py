@@ -77,26 +77,24 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     prepare: Annotated[
-        Path | None, typer.Option(help="Only write the default target to this folder.")
+        Path | None, typer.Option(help="Write the default target to this folder, and stop.")
     ] = None,
 ) -> None:
     """Ask the real server the same questions without and with speculation.
 
     Everything runs on this machine, without a GPU too. Words after `--` go to both servers.
     """
-    if prepare:
-        emit({"tool": "demo", "target": str(_target(prepare))})
-        return
     algorithm = algorithm.upper()
     if algorithm not in TRAINED:
         raise ValueError(f"--algorithm {algorithm}: must be one of {', '.join(TRAINED)}")
-    target = model or str(_target(None))
-    chosen = _drafter(algorithm, target, drafter, own_target=bool(model))
+    target, chosen = prepare_models(algorithm, prepare, model, drafter)
+    if prepare:
+        emit({"tool": "demo", "target": target} | _described(chosen))
+        return
     questions = prompt or list(PROMPTS)
     speculation = ["--speculative-algorithm", algorithm]
     speculation += ["--speculative-draft-model-path", chosen.source]
-    # The same for both servers; a --dtype of the user's own comes later and wins.
-    flags = (*FLAGS, "--dtype", _dtype(), *context.args)
+    flags = (*FLAGS, *context.args)
     arms = [
         _ask(name, target, (*flags, *extra), port, questions, max_new_tokens)
         for name, extra in ((PLAIN, []), (algorithm, speculation))
@@ -105,26 +103,28 @@ def demo(
     emit(_result(arms, target, chosen))
 
 
-def _target(folder: Path | None) -> Path:
-    with _progress.status("preparing SmolLM2-135M-Instruct (at the first call only)"):
-        return prepare_target(folder)
+def prepare_models(
+    algorithm: str = "DART", folder: Path | None = None, model: str = "", drafter: str = ""
+) -> tuple[str, Drafter]:
+    """Give a target and a drafter for it, by default the demo's, made at the first call.
+
+    folder: where the default target shall be. model, drafter: folders or hub ids to take instead.
+    Raises ValueError if no drafter for `model` is at hand.
+    """
+    target = model
+    if not model:
+        with _progress.status("preparing SmolLM2-135M-Instruct (at the first call only)"):
+            target = str(prepare_target(folder))
+    if drafter:
+        trained = read_json(drafter, CONFIG).get("trained") is not False
+        return target, Drafter(drafter, "as given" if trained else UNTRAINED, trained)
+    return target, _drafter(algorithm, target, default_target=not model)
 
 
-def _dtype() -> str:
-    import torch
-
-    from sglang_dart.cpu_host import preferred_dtype
-
-    return "auto" if torch.accelerator.is_available() else preferred_dtype()
-
-
-def _drafter(algorithm: str, target: str, given: str, *, own_target: bool) -> Drafter:
-    """The given drafter, the trained one for the default target, or an untrained one."""
-    if given:
-        trained = read_json(given, CONFIG).get("trained") is not False
-        return Drafter(given, "as given" if trained else UNTRAINED, trained)
+def _drafter(algorithm: str, target: str, *, default_target: bool) -> Drafter:
+    """The trained drafter of the default target if it is at hand, else an untrained one."""
     name = TRAINED[algorithm]
-    if not own_target:
+    if default_target:
         for home in (Path.cwd() / "models", Path(__file__).parent / "models", cache_dir()):
             if (home / name / "config.json").is_file():
                 return Drafter(str(home / name), "trained for this target", trained=True)
@@ -199,14 +199,17 @@ def _same(arms: Sequence[Arm]) -> int:
     return sum(a.ids == b.ids for a, b in zip(plain.replies, speculative.replies, strict=True))
 
 
+def _described(drafter: Drafter) -> dict[str, Any]:
+    return {"drafter": drafter.source, "drafter_trained": drafter.trained}
+
+
 def _result(arms: Sequence[Arm], target: str, drafter: Drafter) -> dict[str, Any]:
     plain, speculative = arms
     return {
         "tool": "demo",
         "algorithm": speculative.name,
         "target": target,
-        "drafter": drafter.source,
-        "drafter_trained": drafter.trained,
+        **_described(drafter),
         "answers": [reply.text for reply in speculative.replies],
         "identical": _same(arms),
         "plain_tokens_per_s": plain.tokens_per_s,

@@ -46,18 +46,22 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+LAUNCHER = (sys.executable, "-m", "sglang.launch_server")
+
+
 @contextmanager
 def serve(
     model: str | Path,
     flags: Sequence[str] = (),
     *,
+    launcher: Sequence[str] = LAUNCHER,
     port: int = 0,
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
     timeout_s: float = 900.0,
     on_wait: Callable[[float], None] | None = None,
 ) -> Iterator[Server]:
-    """Run `python -m sglang.launch_server` until the block ends, however it ends.
+    """Run `launcher` with the model's, the address's and these flags until the block ends.
 
     port 0 takes a free one. `env` is added to this process's environment. `log` receives what the
     server prints; without it a temporary file does, removed when the block ends without an error.
@@ -67,8 +71,8 @@ def serve(
     """
     port = port or free_port()
     path = log or _temporary_log()
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *flags]
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    command = [*launcher, "--model-path", str(model), *address, *flags]
     with path.open("ab") as sink:
         process = subprocess.Popen(
             command,
