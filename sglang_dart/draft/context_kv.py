@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-import torch.nn.functional as F
 
-Impl = Literal["auto", "torch"]
+from sglang_dart.verify import attention
 
 # Context rows that a CPU gathers at once: larger buffers are mapped anew each time. CPU time, one
 # thread of an EPYC, 8 KV heads of 128 in float32, 8 requests of 500 rows: 25 to 73 ms all at once,
@@ -56,7 +53,6 @@ class ContextKV:
         block_mask: torch.Tensor,
         slot_table: torch.Tensor,
         length: torch.Tensor,
-        impl: Impl = "auto",
     ) -> torch.Tensor:
         """Attend from a block of rows to their request's context and to the block itself.
 
@@ -88,27 +84,16 @@ class ContextKV:
         slot_table: torch.Tensor,
         length: torch.Tensor,
     ) -> torch.Tensor:
-        bs, rows, heads, head_dim = query.shape
-        kv_heads = key.shape[2]
-        group = heads // kv_heads
+        bs, rows = query.shape[:2]
         width = slot_table.shape[1]
         seen = torch.arange(width, device=length.device) < length[:, None]  # [bs, W]
-        slot = torch.where(seen, slot_table, 0).flatten()
-
-        def rows_of(held: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-            context = held[layer].index_select(0, slot).view(bs, width, kv_heads, head_dim)
-            return torch.cat([context, own], dim=1).transpose(1, 2)
-
+        slot = torch.where(seen, slot_table, 0)
         mask = torch.cat(
-            [seen[:, None, :].expand(bs, rows, width), block_mask.expand(bs, rows, rows)], dim=2
+            [seen[:, None].expand(bs, rows, width), block_mask.expand(bs, rows, rows)], dim=2
         )
-        # The query heads that share a KV head become rows of it: no repeated keys.
-        folded = query.view(bs, rows, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-        out = F.scaled_dot_product_attention(
-            folded.reshape(bs, kv_heads, group * rows, head_dim),
-            rows_of(self.key, key),
-            rows_of(self.value, value),
-            attn_mask=mask.repeat(1, group, 1)[:, None],
+        return attention.attend(
+            query,
+            torch.cat([attention.gather(self.key[layer], slot), key], dim=1),
+            torch.cat([attention.gather(self.value[layer], slot), value], dim=1),
+            attention.as_bias(mask, query.dtype),
         )
-        out = out.view(bs, kv_heads, group, rows, head_dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(bs, rows, heads, head_dim)

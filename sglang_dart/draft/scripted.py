@@ -40,7 +40,6 @@ class ScriptedConfig:
     seed: int = 0
 
 
-
 @dataclass(frozen=True)
 class Script:
     """Recorded texts, each the ids of a prompt and its answer."""
