@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from sglang_dart.engine.algorithm import is_ours
 
 ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 CELL_SIZE = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
+SAMPLE = "sglang.srt.speculative.eagle_worker_common.eagle_sample"
 REQUEST_METRICS = (
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
 )
@@ -23,6 +25,7 @@ def install() -> None:
     """Register every hook; SGLang applies them once all plug-ins have run."""
     HookRegistry.register(ROW_HEADROOM, _row_headroom, HookType.AROUND)
     HookRegistry.register(CELL_SIZE, _cell_size, HookType.AFTER)
+    HookRegistry.register(SAMPLE, _sample, HookType.AROUND)
     HookRegistry.register(REQUEST_METRICS, _request_metrics, HookType.AFTER)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from sglang_dart.engine import cpu_attention
@@ -51,6 +54,22 @@ def _cell_size(size: int, configurator: Any, kvc: Any, num_layers: int) -> int |
     if not is_ours(get_spec().speculative_algorithm) or kvc.is_draft_worker:
         return None
     return size + kvc.spec_algorithm.draft_bytes_per_slot
+
+
+def _sample(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Sample our trees as plain decoding samples, where upstream's kernels would not.
+
+    0.5.23 is greedy on a CPU, drops min_p, and penalises all nodes as the root. Other algorithms'
+    trees stay with upstream. Goes when upstream's sampling of trees is exact.
+    """
+    return _tree_sampler().sample(original, *args, **options)
+
+
+@functools.cache
+def _tree_sampler() -> Any:
+    from sglang_dart.engine.sampling import TreeSampler
+
+    return TreeSampler()
 
 
 def _request_metrics(_: None, manager: Any, meta_info: dict[str, Any], *__: Any) -> None:

@@ -122,7 +122,7 @@ class OutputHistory:
         root = tree.token[:, 0]
         lengths = [len(req.output_ids) for req in batch.reqs]
         # output_ids are 64-bit arrays: no element passes through Python.
-        flat = np.concatenate([np.frombuffer(req.output_ids, np.int64) for req in batch.reqs])
+        flat = np.concatenate([np.asarray(req.output_ids, np.int64) for req in batch.reqs])
         rows = np.repeat(np.arange(len(lengths)), lengths)
         output, row = (_to_device(part, root.device) for part in (flat, rows))
         count = torch.zeros(len(lengths), vocabulary, device=root.device)

@@ -75,7 +75,7 @@ class TargetVerifier:
     def _verify_input(self, packed: PackedTree, levels: int) -> EagleVerifyInput:
         bs, width = packed.token.shape
         nodes = torch.arange(bs * width, device=packed.token.device).view(bs, width)
-        return EagleVerifyInput(
+        verify_input = EagleVerifyInput(
             draft_token=packed.token.flatten(),
             custom_mask=self._mask(packed),
             positions=packed.position.flatten(),
@@ -90,6 +90,9 @@ class TargetVerifier:
             seq_lens_sum=None,
             seq_lens_cpu=None,
         )
+        # What the sampler reads (engine/sampling.py); SGLang passes the object through to it.
+        verify_input.tree = packed
+        return verify_input
 
     def _mask(self, packed: PackedTree) -> torch.Tensor:
         """The visibility of every node, in the layout that the attention back-end reads."""
@@ -100,7 +103,7 @@ class TargetVerifier:
         assert mode == TreeMaskMode.FULL_MASK, f"unknown tree mask layout {mode}"
 
         bs, width = packed.token.shape
-        cells = width * (self._committed() + width * bs)
+        cells = width * (sum(length_bounds(self._batch)) + width * bs)
         if buffer is not None and buffer.fits(bs):
             flat = buffer.buffer[:cells]
             flat.fill_(True)
@@ -108,12 +111,15 @@ class TargetVerifier:
             flat = torch.ones(cells, dtype=torch.bool, device=packed.mask.device)
         return write_full_mask(packed.mask, self._batch.seq_lens, flat)
 
-    def _committed(self) -> int:
-        """Committed tokens of all requests, or an upper bound where the host does not know."""
-        batch = self._batch
-        if batch.seq_lens_cpu is not None:
-            return int(batch.seq_lens_cpu.sum())
-        return len(batch.reqs) * batch.max_seq_len_host
+
+def length_bounds(batch: Any) -> list[int]:
+    """An upper bound on each request's committed length, known to the host.
+
+    With overlap the true lengths may exist on the device only; the allocated ones include them.
+    """
+    if batch.seq_lens_cpu is not None:
+        return batch.seq_lens_cpu.tolist()
+    return [req.kv.kv_allocated_len for req in batch.reqs]
 
 
 def write_full_mask(mask: torch.Tensor, length: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
 from array import array
 from types import SimpleNamespace
@@ -72,6 +74,21 @@ class Batch:
         for req, output in zip(reqs, outputs, strict=True):
             req.output_ids = array("q", output[: len(output) - min(lag, len(output))])
         self.sampling_info = settings(self)
+
+    def to(self, device: str) -> Batch:
+        """The same batch with its tensors on that device."""
+        moved = copy.copy(self)
+        for name in ("root", "seq_lens", "req_pool_indices"):
+            setattr(moved, name, getattr(self, name).to(device))
+        moved.sampling_info = dataclasses.replace(
+            self.sampling_info,
+            **{
+                field: value.to(device)
+                for field, value in vars(self.sampling_info).items()
+                if isinstance(value, torch.Tensor)
+            },
+        )
+        return moved
 
 
 def settings(batch: Batch) -> SamplingBatchInfo:
