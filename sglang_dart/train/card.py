@@ -1,0 +1,57 @@
+"""The model card of a trained head: data, command, figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def model_card(
+    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str:
+    """Markdown with everything that is needed to judge the head and to make it again."""
+    data, scores = summary["data"], summary["held_out"]
+    levels = range(len(scores["accuracy"]))
+    name = Path(str(summary["target"])).name
+    return f"""---
+library_name: sglang-dart
+tags: [speculative-decoding, dart]
+---
+# DART head for {name}
+
+Drafts {config["draft_length"] + 1} tokens at once for `{name}` in SGLang with
+[sglang-dart](https://pypi.org/project/sglang-dart/): `--speculative-algorithm DART
+--speculative-draft-model-path <this folder>`. The target verifies every draft, so this head
+changes speed, never the output.
+
+## Figures
+On {data["held_out_texts"]} held-out texts ({summary["date"]}, {summary["device"]}); share of
+positions whose best draft token is the target's, teacher-forced:
+
+| level | {" | ".join(str(level) for level in levels)} |
+|---|{"---|" * len(levels)}
+| accuracy | {" | ".join(f"{hit:.1%}" for hit in scores["accuracy"])} |
+
+Loss {scores["loss"]:.4f}. A greedy chain of these drafts commits {scores["chain"]:.2f} tokens a
+round (bonus included, no tree, no n-gram), counted from every position alike.
+
+## Data
+{data["texts"]} texts written by the target itself, {data["tokens"]} tokens, of which
+{data["answer_tokens"]} ({data["answer_share"]:.1%}) in answers and trained on;
+{data["dropped_texts"]} texts dropped for having none. The draft vocabulary is the
+{config["draft_vocab_size"]} most frequent answer tokens, {data["vocabulary_coverage"]:.2%} of all.
+
+## Training
+{summary["parameters"]} parameters, {summary["step"]} steps, {summary["tokens"]} tokens seen
+(padding included), {summary["seconds"]:.0f} s.
+
+```
+{summary["command"]}
+```
+
+```json
+{json.dumps(settings, indent=2)}
+```
+"""

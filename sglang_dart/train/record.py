@@ -1,0 +1,127 @@
+"""What a run leaves to look at: sums of loss and hits, a CSV log, a picture of both."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_dart.train.blocks import Rows
+from sglang_dart.train.loss import Distilled
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over the batches that a tally saw.
+
+    accuracy[j]: share of level-j rows whose best token is the target's (a token outside the draft
+    vocabulary is a miss). chain: tokens a greedy chain would commit a round, the bonus included,
+    from prefixes that have rows at all levels.
+    """
+
+    loss: float
+    accuracy: list[float]
+    chain: float
+
+
+class Tally:
+    """Sums kept on the device, so that counting never waits for it."""
+
+    def __init__(self, levels: int, device: torch.device) -> None:
+        self.levels = levels
+        self._loss = torch.zeros(2, device=device, dtype=torch.float64)
+        self._hit = torch.zeros(2, levels, device=device, dtype=torch.int64)
+        self._chain = torch.zeros(2, device=device, dtype=torch.int64)
+
+    @torch.no_grad()
+    def add(self, distilled: Distilled, rows: Rows, places: int) -> None:
+        """Count one batch of `places` = B * T prefixes."""
+        correct = distilled.correct
+        # Texts whose rows all lie outside the vocabulary have a loss of 0; they count all the same.
+        self._loss += torch.stack([distilled.loss.detach(), torch.ones_like(distilled.loss)])
+        self._hit[0].index_add_(0, rows.level, correct.long())
+        self._hit[1].index_add_(0, rows.level, torch.ones_like(rows.level))
+        # A prefix has all levels if its deepest row exists.
+        grid = torch.zeros(places, self.levels, dtype=torch.int64, device=correct.device)
+        grid[rows.prefix, rows.level] = correct.long()
+        full = rows.prefix[rows.level == self.levels - 1]
+        accepted = grid[full].cumprod(1).sum()
+        self._chain += torch.stack([accepted + len(full), accepted.new_tensor(len(full))])
+
+    def scores(self) -> Scores:
+        """The means so far."""
+        loss, batches = self._loss.tolist()
+        hit, count = self._hit.tolist()
+        tokens, rounds = self._chain.tolist()
+        accuracy = [h / max(n, 1) for h, n in zip(hit, count, strict=True)]
+        return Scores(loss / max(batches, 1), accuracy, tokens / max(rounds, 1))
+
+
+class Log:
+    """`log.csv`: one line a record, appended at once."""
+
+    def __init__(self, path: Path, levels: int, resume_step: int) -> None:
+        """Open the log; records after `resume_step` are taken out, for their steps run again."""
+        self.path = path
+        self._names = ["split", "step", "epoch", "tokens", "seconds", "lr", "grad_norm", "loss"]
+        self._names += ["chain", *(f"accuracy_{level}" for level in range(levels))]
+        kept = [row for row in read_log(path) if int(row["step"]) <= resume_step]
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._names)
+            writer.writeheader()
+            writer.writerows(kept)
+
+    def add(self, scores: Scores, **fields: Any) -> None:
+        """Append one record."""
+        row = dict(fields, loss=f"{scores.loss:.6f}", chain=f"{scores.chain:.4f}")
+        row |= {f"accuracy_{level}": f"{hit:.5f}" for level, hit in enumerate(scores.accuracy)}
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._names).writerow(row)
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """The records of a log; none if there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def draw(log: Path, picture: Path) -> None:
+    """Draw loss and accuracy of each level against the tokens seen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    records = read_log(log)
+    for split, style in (("train", "-"), ("held-out", "o--")):
+        rows = [row for row in records if row["split"] == split]
+        if not rows:
+            continue
+        left.plot(_column(rows, "tokens"), _column(rows, "loss"), style, label=split, ms=3)
+        if split == "held-out":
+            for name in (name for name in rows[0] if name.startswith("accuracy_")):
+                label = f"level {name.removeprefix('accuracy_')}"
+                right.plot(_column(rows, "tokens"), _column(rows, name), style, label=label, ms=3)
+    left.set(xlabel="tokens seen", ylabel="loss", yscale="log")
+    right.set(xlabel="tokens seen", ylabel="accuracy (held-out)", ylim=(0, 1))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(picture, dpi=110)
+    pyplot.close(figure)
+
+
+def _column(rows: list[dict[str, str]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows]
+
+
+def as_fields(scores: Scores) -> Mapping[str, Any]:
+    """Scores in the form of JSON."""
+    return {"loss": scores.loss, "accuracy": scores.accuracy, "chain": scores.chain}
