@@ -1,7 +1,7 @@
 """The `sglang-dart` command: one subcommand a tool, each imported only when it is called.
 
-A tool is a module `sglang_dart.<name>` with a typer application `app`. Its last stdout line is one
-JSON object; what the user got wrong is one line on stderr and exit code 2.
+A tool is a module with a typer application `app`; `python -m sglang_dart.<name>` runs it as well.
+Its last stdout line is one JSON object; a user's error is one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -17,10 +17,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+# Name: the module of its application, and what it does.
 TOOLS = {
-    "demo": "Serve a small model with and without speculation and ask it a few questions.",
-    "doctor": "Check versions, hardware, the hooks into SGLang, and a drafter's fit to its target.",
-    "eval": "Measure accept length, or compare every token with plain decoding.",
+    "demo": (
+        "sglang_dart.demo",
+        "Serve a small model with and without speculation and ask it a few questions.",
+    ),
+    "doctor": (
+        "sglang_dart.doctor",
+        "Check versions, hardware, the hooks into SGLang, and a drafter's fit to its target.",
+    ),
+    "train": ("sglang_dart.train.cli", "Make data with a target, train a drafter on it."),
+    "eval": (
+        "sglang_dart.eval",
+        "Measure accept length, or compare every token with plain decoding.",
+    ),
 }
 # Whatever base class of usage errors this typer has, its own click or the click package.
 _UsageError: Any = typer.BadParameter.__base__
@@ -39,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in TOOLS:
         return _refuse(f"no tool {words[0]!r}; there are: {', '.join(TOOLS)}")
-    module = importlib.import_module(f"sglang_dart.{words[0]}")
+    module = importlib.import_module(TOOLS[words[0]][0])
     return run_tool(module.app, f"sglang-dart {words[0]}", words[1:])
 
 
@@ -78,7 +89,7 @@ def _refuse(message: str) -> int:
 
 def _print_tools() -> None:
     table = Table("tool", "what it does", title="sglang-dart TOOL [OPTIONS]", title_justify="left")
-    for name, what in TOOLS.items():
+    for name, (_, what) in TOOLS.items():
         table.add_row(name, what)
     Console().print(table)
     print("Help on one: sglang-dart TOOL --help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,7 +29,15 @@ def test_unknown_tool_is_refused_in_one_line(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("name", cli.TOOLS)
 def test_every_tool_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+    assert f"Usage: sglang-dart {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.TOOLS)
+def test_every_tool_is_a_module(name: str) -> None:
+    found = importlib.util.find_spec(f"sglang_dart.{name}")
+    assert found
+    if found.submodule_search_locations is not None:
+        assert importlib.util.find_spec(f"sglang_dart.{name}.__main__")
 
 
 def test_importing_the_command_imports_no_tool() -> None:
