@@ -1,6 +1,7 @@
 // core/grow.h and batch.h: growth of a batch of trees.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "bind/bind.h"
@@ -31,6 +32,10 @@ ContinuityChoice choose_continuity(const NgramModel* ngram, float weight, float 
 RequestBatch request_batch(int64_t requests, const Tokens& root, const TokenRows& end,
                            const TokenRows& tail, bool needs_tail) {
   check_shape(root, "root", {requests});
+  for (const int64_t token : span_of(root)) {
+    DART_CHECK(token >= 0 && token <= std::numeric_limits<int32_t>::max(), "root token ", token,
+               " is outside [0, 2^31)");
+  }
   check_shape(end, "end", {requests, -1});
   check_shape(tail, "tail", {requests, -1});
   DART_CHECK(!needs_tail || tail, "the n-gram model needs `tail`, the newest tokens");
