@@ -3,6 +3,8 @@ PYTHON ?= $(firstword $(shell command -v python3.12 python3.11 python3))
 VENV   ?= $(HOME)/.cache/sglang-dart/venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ALGO   ?= DART
 BIN     = $(VENV)/bin
+# Says that this checkout is what the environment holds.
+STAMP   = $(VENV)/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 
 .PHONY: demo test lint bench install
 
@@ -18,8 +20,13 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks
 
-install: $(BIN)/python
-	$(BIN)/pip install -q ".[test]"
+install: $(STAMP)
+
+# Python files are used in place; what is compiled or declared asks for a new installation.
+$(STAMP): pyproject.toml $(shell find cpp -type f) | $(BIN)/python
+	@echo "installing into $(VENV); SGLang and torch take some minutes at the first time"
+	$(BIN)/pip install -q -e ".[test]"
+	rm -f $(VENV)/.installed-* && touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
