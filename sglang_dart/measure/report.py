@@ -94,16 +94,19 @@ def read(path: Path) -> list[Record]:
 
 
 def key(record: Record) -> tuple:
+    """What a record is about: (set, question, turn)."""
     return record["set"], record["question"], record["turn"]
 
 
 def prompt_hash(input_ids: Sequence[int]) -> str:
+    """A short name of a prompt, equal for equal token ids alone."""
     return hashlib.sha256(json.dumps(list(input_ids)).encode()).hexdigest()[:16]
 
 
 def answer_record(
     arm: str, question: Question, turn: int, input_ids: Sequence[int], reply: Reply
 ) -> Record:
+    """The record of one reply."""
     return {
         "record": "answer",
         "arm": arm,
@@ -152,6 +155,7 @@ def _acceptance(group: Sequence[Record]) -> dict[str, Any]:
 
 
 def acceptance_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Show `acceptance_summary`; column "level l": share of rounds that accepted level l."""
     table = Table(title="Accept length τ: tokens committed per round, bonus token included")
     for heading in ("set", "answers", "tokens", "rounds", "τ micro", "τ macro", "ms/token p50"):
         table.add_column(heading, justify="left" if heading == "set" else "right")
@@ -225,6 +229,7 @@ def exactness_summary(log: RawLog, arms: Sequence[str], tolerance: float) -> dic
 def exactness_tables(
     log: RawLog, arms: Sequence[str], tolerance: float, summary: Mapping[str, Any]
 ) -> list[Table]:
+    """Show `exactness_summary`, and every first difference if there is one."""
     counts = Table(title=f"Answers against plain decoding; near-tie: logit gap ≤ {tolerance:g}")
     headings = ("arm", "answers", "tokens", "from cache", "equal", "near-ties", "clear", "τ")
     for heading in headings:
