@@ -14,6 +14,7 @@ from sglang_dart.draft import scripted
 from sglang_dart.draft.checkpoint import CONFIG, DartConfig, read_config, read_json, validate
 from sglang_dart.draft.dart import DartDrafter, check_target, load_head
 from sglang_dart.draft.drafter import Drafter
+from sglang_dart.ngram_model import Vocabulary, find_file, open_ngram
 from sglang_dart.options import DartOptions, load_dart_options
 from sglang_dart.tree.plan import TreePlanner
 
@@ -63,9 +64,14 @@ class Method:
             return None
         return self.options.cpu_rows or CPU_ROWS.get(dtype, 8)
 
-    def planner(self, levels: int, *, chain: bool) -> TreePlanner:
-        """What grows the trees, at most `levels` deep; chains if asked for."""
-        return TreePlanner(self.options, levels, chain=chain)
+    def planner(self, levels: int, *, chain: bool, vocabulary: Vocabulary) -> TreePlanner:
+        """What grows the trees, at most `levels` deep; chains if asked for.
+
+        Raises ValueError if the n-gram model is not of the target's vocabulary.
+        """
+        name = self.options.ngram
+        ngram = None if chain or name is None else open_ngram(name, vocabulary)
+        return TreePlanner(self.options, levels, chain=chain, ngram=ngram)
 
 
 def load_method(name: str, source: str | None, revision: str | None) -> Method:
@@ -76,6 +82,8 @@ def load_method(name: str, source: str | None, revision: str | None) -> Method:
         )
     raw = read_json(source, CONFIG, revision)
     options = load_dart_options(raw)
+    if options.ngram is not None:
+        find_file(options.ngram)
     if scripted.ARCHITECTURE in raw.get("architectures", ()):
         return _scripted_method(source, raw, options)
     return _dart_method(source, revision, read_config(source, revision), options)

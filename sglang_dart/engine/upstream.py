@@ -94,8 +94,6 @@ SYMBOLS: tuple[Symbol, ...] = (
             "spec_info",
         ),
     ),
-    # Publishes batch.max_seq_len_host, an upper bound of the lengths, where seq_lens_cpu is None.
-    Symbol(f"{_SRT}speculative.eagle_utils.eagle_prepare_for_decode", ("batch",)),
     # Taps.
     Symbol(
         f"{_SRT}model_executor.model_runner_components.spec_aux_hidden_state.SpecAuxHiddenStateConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from sglang_dart.draft.drafter import Roots
 from sglang_dart.engine import algorithm, prefill
 from sglang_dart.engine.carry import RoundCarry
 from sglang_dart.engine.metrics import AcceptMetrics
-from sglang_dart.engine.verifier import TargetVerifier
+from sglang_dart.engine.verifier import TargetVerifier, length_bounds
+from sglang_dart.ngram_model import Vocabulary, vocabulary_of
 from sglang_dart.round import RoundBatch, decode_round
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,11 @@ class TreeWorker(BaseSpecWorker):
         )
         self.drafter = method.load_drafter(_target_of(runner))
         self._weight_load_time = time.perf_counter() - started
-        self.planner = method.planner(self.speculative_num_steps, chain=self._branching == 1)
+        self.planner = method.planner(
+            self.speculative_num_steps,
+            chain=self._branching == 1,
+            vocabulary=_vocabulary(target_worker),
+        )
         self._rows_per_step = method.rows_per_step(self.device, runner.dtype)
         self._metrics = AcceptMetrics(self.speculative_num_steps, server_args)
 
@@ -156,15 +162,12 @@ class TreeWorker(BaseSpecWorker):
             # Made on the scheduler's stream, read on ours.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
         width = self._width(len(batch.reqs))
-        longest = (
-            batch.max_seq_len_host if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
-        )
         round_batch = RoundBatch(
             row=_rows(batch),
             row_index=batch.req_pool_indices,
             length=batch.seq_lens.clone(),
             # Gathered before the verify, so that its end is the last read of shared tables.
-            slot_table=self._slot_table(batch, longest + width),
+            slot_table=self._slot_table(batch, max(length_bounds(batch)) + width),
             end=_end_tokens(batch.reqs),
         )
         verifier = TargetVerifier(batch, self, self._branching, grammar_barrier, on_publish)
@@ -222,6 +225,14 @@ def _target_of(runner: Any) -> Target:
         dtype=runner.dtype,
         device=torch.device(runner.device),
     )
+
+
+def _vocabulary(target_worker: Any) -> Vocabulary:
+    """The target's vocabulary; without a tokenizer only its size is known."""
+    size = target_worker.model_runner.model_config.vocab_size
+    if target_worker.tokenizer is None:
+        return Vocabulary(size=size)
+    return dataclasses.replace(vocabulary_of(target_worker.tokenizer), size=size)
 
 
 def _tap(runner: Any, taps: tuple[int, ...]) -> None:

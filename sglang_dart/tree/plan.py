@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import torch
 
+import sglang_dart._core as _core
 from sglang_dart.options import DartOptions
-from sglang_dart.score.continuity import Continuity, NgramModel
-from sglang_dart.score.marginal import Marginal
-from sglang_dart.score.scorer import Scorer
 from sglang_dart.tree import recipe
-from sglang_dart.tree.grow import grow
-from sglang_dart.tree.pack import pack
-from sglang_dart.tree.prune import prune
-from sglang_dart.types import Candidates, PackedTree, Tree
+from sglang_dart.tree.core import CoreGrower
+from sglang_dart.types import Candidates, PackedTree
 
 
 class TreePlanner:
@@ -27,12 +23,19 @@ class TreePlanner:
         levels: int,
         *,
         chain: bool = False,
-        ngram: NgramModel | None = None,
+        ngram: _core.NgramModel | None = None,
     ) -> None:
         self._options = options
         self._levels = levels
         self._chain = chain
         self._ngram = ngram
+        self._grower = CoreGrower(
+            levels,
+            logit_decay=options.logit_decay,
+            ngram=ngram,
+            ngram_weight=options.ngram_weight,
+            threads=options.threads,
+        )
 
     @property
     def candidates(self) -> int:
@@ -61,46 +64,39 @@ class TreePlanner:
         candidates, tail [bs, T] and end [bs, E] on the host; tail ends with the root. length [bs]
         and the result on the device of `length`.
         """
-        return pack(_upload(self._grow(candidates, tail, width, end), length.device), length)
-
-    def _grow(
-        self, candidates: Candidates, tail: torch.Tensor, width: int, end: torch.Tensor
-    ) -> Tree:
-        root, levels = tail[:, -1], self.levels(width)
+        root, levels = tail[:, -1].contiguous(), self.levels(width)
         if not levels:
-            return _root_only(root)
-        kept = Candidates(candidates.token[:, :levels], candidates.log_prob[:, :levels])
+            return _root_only(root, length)
+        kept = Candidates(
+            candidates.token[:, :levels].contiguous(), candidates.log_prob[:, :levels].contiguous()
+        )
+        # The device may know the lengths alone: positions count from the root until then.
+        depth = torch.zeros_like(root)
+        _, packed = self._grower.plan(
+            self._recipe(levels, width - 1), kept, root, depth, end=end, tail=tail
+        )
+        return _at(packed, length)
+
+    def _recipe(self, levels: int, budget: int) -> recipe.TreeRecipe:
         if self._chain:
-            shape = recipe.chain(levels)
-        else:
-            options = self._options
-            shape = recipe.beam(width - 1, options.beam, options.level_exponent)
-        ledger = grow(self._scorer(kept, tail), shape, root, end)
-        return prune(ledger, width - 1, shape.depth_bonus)
-
-    def _scorer(self, candidates: Candidates, tail: torch.Tensor) -> Scorer:
-        options = self._options
-        marginal = Marginal(candidates, options.logit_decay)
-        if self._ngram is None:
-            return marginal
-        return Continuity(marginal, self._ngram, tail, options.ngram_weight)
+            return recipe.chain(levels)
+        return recipe.beam(budget, self._options.beam, self._options.level_exponent)
 
 
-def _root_only(root: torch.Tensor) -> Tree:
+def _root_only(root: torch.Tensor, length: torch.Tensor) -> PackedTree:
     """Trees that draft nothing: the verify step is then plain decoding."""
-    shape = (root.shape[0], 1)
-    return Tree(
-        token=root[:, None],
-        parent=torch.full(shape, -1, dtype=torch.int32),
-        depth=torch.zeros(shape, dtype=torch.int32),
-        score=torch.zeros(shape),
-    )
+    token = root[:, None].to(length.device, non_blocking=True)
+    none = torch.full_like(token, -1)
+    mask = torch.ones(*token.shape, 1, dtype=torch.bool, device=length.device)
+    return PackedTree(token, length[:, None], none, none, mask)
 
 
-def _upload(tree: Tree, device: torch.device) -> Tree:
-    """Bring a tree to the device in one copy. Scores are of no more use and stay behind."""
-    if device.type == "cpu":
-        return tree
-    columns = torch.stack([tree.token, tree.parent.long(), tree.depth.long()]).pin_memory()
-    token, parent, depth = columns.to(device, non_blocking=True)
-    return Tree(token, parent.int(), depth.int(), tree.score)
+def _at(packed: PackedTree, length: torch.Tensor) -> PackedTree:
+    """Bring trees whose positions count from the root to the device, behind `length` tokens."""
+    columns = torch.stack([packed.token, packed.position, packed.first_child, packed.next_sibling])
+    mask = packed.mask
+    if length.is_cuda:
+        columns = columns.pin_memory().to(length.device, non_blocking=True)
+        mask = mask.pin_memory().to(length.device, non_blocking=True)
+    token, depth, first_child, next_sibling = columns
+    return PackedTree(token, length[:, None] + depth, first_child, next_sibling, mask)
