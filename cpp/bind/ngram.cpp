@@ -1,11 +1,13 @@
 #include <array>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/arrays.h"
@@ -79,6 +81,26 @@ uint64_t path_count(const NgramModel& model, const std::vector<int32_t>& path) {
   return model.count(level, node);
 }
 
+// The children of the longest suffix of `context` that has any.
+auto continuations(const NgramModel& model, const std::vector<int32_t>& context) {
+  const auto found = model.find(context);
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  int length = model.order() - 1;
+  for (; length >= 1 && begin == end; --length) {
+    const uint32_t node = found.node[length - 1];
+    if (node != NgramModel::kAbsent) std::tie(begin, end) = model.children(length, node);
+  }
+  const int level = length + 2;
+  auto token = new_array<int32_t, 1>({end - begin});
+  auto count = new_array<uint32_t, 1>({end - begin});
+  for (uint32_t child = begin; child < end; ++child) {
+    token.data()[child - begin] = model.token(level, child);
+    count.data()[child - begin] = model.count(level, child);
+  }
+  return std::tuple(std::move(token), std::move(count), begin == end ? 0 : length + 1);
+}
+
 void bind_model(nb::module_& m) {
   nb::class_<NgramModel>(m, "NgramModel",
                          "An n-gram model to look up. Calls from several threads are safe.")
@@ -87,12 +109,19 @@ void bind_model(nb::module_& m) {
                   "Raises ValueError, one line, if the file is not an n-gram file or damaged.")
       .def_prop_ro("order", &NgramModel::order)
       .def_prop_ro("node_count", &NgramModel::node_count, "Nodes, the root included.")
-      .def_prop_ro("bytes", &NgramModel::bytes, "Size of the compact form.")
+      .def_prop_ro("file_bytes", &NgramModel::bytes, "Size of the compact form.")
       .def_prop_ro(
           "total", [](const NgramModel& self) { return self.header().total; }, "Tokens counted.")
       .def_prop_ro(
           "vocab_size", [](const NgramModel& self) { return self.header().vocab_size; },
           "Tokens of the vocabulary it was built for, 0 if unknown.")
+      .def_prop_ro(
+          "highest_token",
+          [](const NgramModel& self) {
+            const uint32_t size = self.level_size(1);
+            return size == 0 ? -1 : self.token(1, size - 1);
+          },
+          "Highest token id that begins an n-gram, -1 if there is none.")
       .def_prop_ro(
           "large_counts", [](const NgramModel& self) { return self.header().large_counts; },
           "Counts of the deepest level that stand beside their words.")
@@ -122,6 +151,9 @@ void bind_model(nb::module_& m) {
       .def("query_batch", &query_batch, "contexts"_a.noconvert(), "candidates"_a.noconvert(),
            "contexts [P, C] int32, candidates [P, K] int32 -> (probability [P, K] float32,\n"
            "matched_length [P, K] int32), row by row as query(). A negative id is never seen.")
+      .def("continuations", &continuations, "context"_a,
+           "(token [n] int32, count [n] uint32, matched length): all that followed the longest\n"
+           "seen suffix of `context`, ascending by token; empty and 0 if it has none.")
       .def("count", &path_count, "path"_a,
            "How often the n-gram `path` was counted, 0 if never; of the empty path: all tokens.")
       .def("verify", &NgramModel::verify, nb::call_guard<nb::gil_scoped_release>(),
@@ -205,7 +237,7 @@ void bind_tools(nb::module_& m) {
       },
       "model"_a, "target"_a, "progress"_a = nb::none(), "Write a model as a .trie.");
   m.def(
-      "prune",
+      "prune_ngram",
       [](const NgramModel& model, const std::string& target, uint32_t min_count, uint64_t max_nodes,
          uint64_t max_bytes, const std::string& folder, const std::string& metadata,
          const nb::object& progress) {
@@ -222,6 +254,8 @@ void bind_tools(nb::module_& m) {
 }  // namespace
 
 void bind_ngram(nb::module_& m) {
+  m.attr("NGRAM_MAGIC") = nb::bytes(kNgramMagic.data(), kNgramMagic.size());
+  m.attr("NGRAM_VERSION") = kNgramVersion;
   bind_model(m);
   bind_builder(m);
   bind_tools(m);

@@ -37,10 +37,18 @@ inline uint32_t count_up_to(const int32_t* words, uint32_t n, int32_t key) {
 // The children of one node, seen at every stride of the search index that a search will use.
 struct NgramModel::Range {
   const Level* level;
-  int top = 0;
+  int top;
   // Entries [begin[h], end[h]) of stride 16^h lie inside the range.
   std::array<uint32_t, kMaxIndexes + 1> begin;
   std::array<uint32_t, kMaxIndexes + 1> end;
+};
+
+// Where a token's word can stand, at one stride.
+struct NgramModel::Probe {
+  int32_t token;
+  int32_t key;
+  uint32_t begin;
+  uint32_t end;
 };
 
 NgramModel NgramModel::open(const std::string& path) { return from_bytes(map_file(path), path); }
@@ -121,6 +129,7 @@ std::pair<uint32_t, uint32_t> NgramModel::children(int level, uint32_t node) con
 NgramModel::Range NgramModel::range_of(int level, uint32_t begin, uint32_t end) const {
   Range range;
   range.level = &level_[level - 1];
+  range.top = 0;
   range.begin[0] = begin;
   range.end[0] = end;
   const auto up = [](uint32_t i) { return i / kFanout + (i % kFanout != 0 ? 1 : 0); };
@@ -133,34 +142,63 @@ NgramModel::Range NgramModel::range_of(int level, uint32_t begin, uint32_t end) 
   return range;
 }
 
-// Finds the last word that is not above the token's highest word, stride by stride; one cache
-// line of each.
-uint32_t NgramModel::search(const Range& range, int32_t token) const {
+NgramModel::Probe NgramModel::start(const Range& range, int32_t token) const {
   const Level& level = *range.level;
-  // Tokens fill 31 - shift bits; a greater one would wrap around in its word.
-  if (token < 0 || (level.shift != 0 && (token >> (31 - level.shift)) != 0)) return kAbsent;
-  const int32_t key = static_cast<int32_t>(((static_cast<uint32_t>(token) + 1) << level.shift) - 1);
-  int h = range.top;
-  uint32_t begin = range.begin[h];
-  uint32_t end = range.end[h];
-  // Above the last stride a range may be wider than a line.
-  while (end - begin > kFanout) {
-    const uint32_t middle = begin + (end - begin) / 2;
-    const int32_t* words = h == 0 ? level.word : level.index[h - 1];
-    (words[middle] <= key ? begin : end) = middle;
+  const int32_t highest = kPaddingWord >> level.shift;
+  const auto capped = static_cast<uint32_t>(std::clamp(token, -1, highest));
+  // The token's highest word; -1 lies below all words.
+  const auto key = static_cast<int32_t>(((capped + 1) << level.shift) - 1);
+  Probe probe{token, key, range.begin[range.top], range.end[range.top]};
+  // A range may be wider than a line above the last stride only.
+  while (probe.end - probe.begin > kFanout) {
+    const uint32_t middle = probe.begin + (probe.end - probe.begin) / 2;
+    (level.stride(range.top)[middle] <= key ? probe.begin : probe.end) = middle;
   }
-  while (true) {
-    const int32_t* words = h == 0 ? level.word : level.index[h - 1];
-    const uint32_t after = begin + count_up_to(words + begin, end - begin, key);
-    if (h == 0) {
-      if (after == range.begin[0] || level.word[after - 1] >> level.shift != token) return kAbsent;
-      return after - 1;
+  return probe;
+}
+
+void NgramModel::descend(const Range& range, int h, Probe& probe) const {
+  const int32_t* words = range.level->stride(h);
+  const uint32_t after =
+      probe.begin + count_up_to(words + probe.begin, probe.end - probe.begin, probe.key);
+  // The word is in the block that entry `after - 1` opens, or before the first entry.
+  const bool first = after == range.begin[h];
+  probe.begin = first ? range.begin[h - 1] : (after - 1) * kFanout;
+  probe.end =
+      static_cast<uint32_t>(std::min<uint64_t>(uint64_t{after} * kFanout, range.end[h - 1]));
+}
+
+uint32_t NgramModel::finish(const Range& range, const Probe& probe) const {
+  const Level& level = *range.level;
+  const uint32_t after =
+      probe.begin + count_up_to(level.word + probe.begin, probe.end - probe.begin, probe.key);
+  // A range is never empty, so the node below its first is either in the level or wraps around.
+  const uint32_t node = after - (after != range.begin[0] ? 1 : 0);
+  return after != range.begin[0] && level.word[node] >> level.shift == probe.token ? node : kAbsent;
+}
+
+uint32_t NgramModel::search(const Range& range, int32_t token) const {
+  Probe probe = start(range, token);
+  for (int h = range.top; h > 0; --h) descend(range, h, probe);
+  return finish(range, probe);
+}
+
+// All tokens take one stride before any takes the next, so that their cache misses overlap.
+void NgramModel::search_all(const Range& range, std::span<const int32_t> tokens,
+                            uint32_t* found) const {
+  std::array<Probe, kBatch> probes;
+  const Level& level = *range.level;
+  for (size_t i = 0; i < tokens.size(); ++i) probes[i] = start(range, tokens[i]);
+  for (int h = range.top; h > 0; --h) {
+    const int32_t* below = level.stride(h - 1);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      descend(range, h, probes[i]);
+      __builtin_prefetch(below + probes[i].begin);
     }
-    // The word is in the block that entry `after - 1` opens, or before the first entry.
-    const bool first = after == range.begin[h];
-    --h;
-    begin = first ? range.begin[h] : (after - 1) * kFanout;
-    end = std::min<uint64_t>(uint64_t{after} * kFanout, range.end[h]);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    found[i] = finish(range, probes[i]);
+    if (level.info != nullptr && found[i] != kAbsent) __builtin_prefetch(level.info + found[i]);
   }
 }
 
@@ -198,29 +236,37 @@ void NgramModel::probability(const Context& context, std::span<const int32_t> ca
                              std::span<int32_t> matched_length) const {
   std::fill(probability.begin(), probability.end(), 0.0f);
   std::fill(matched_length.begin(), matched_length.end(), 0);
-  constexpr size_t kChunk = 64;
-  for (size_t start = 0; start < candidates.size(); start += kChunk) {
-    const size_t n = std::min(kChunk, candidates.size() - start);
-    uint64_t open = n == kChunk ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
-    for (int l = order() - 1; l >= 1 && open != 0; --l) {
+  for (size_t start = 0; start < candidates.size(); start += kBatch) {
+    // Places and tokens of the candidates that no suffix has been seen with yet.
+    std::array<uint32_t, kBatch> open;
+    std::array<int32_t, kBatch> token;
+    std::array<uint32_t, kBatch> found;
+    size_t left = std::min(kBatch, candidates.size() - start);
+    for (size_t j = 0; j < left; ++j) {
+      open[j] = static_cast<uint32_t>(start + j);
+      token[j] = candidates[start + j];
+    }
+    for (int l = order() - 1; l >= 1 && left > 0; --l) {
       const uint32_t node = context.node[l - 1];
       if (node == kAbsent) continue;
       const auto [begin, end] = children(l, node);
       if (begin == end) continue;
-      const Range range = range_of(l + 1, begin, end);
       const uint32_t seen = count(l, node);
       if (seen == 0) damaged("a node with children has the count 0");
       // Reciprocal first, then one product: a division would differ in the last bit.
       const float reciprocal = 1.0f / static_cast<float>(seen);
-      for (uint64_t rest = open; rest != 0; rest &= rest - 1) {
-        const int bit = std::countr_zero(rest);
-        const size_t i = start + static_cast<size_t>(bit);
-        const uint32_t found = search(range, candidates[i]);
-        if (found == kAbsent) continue;
-        probability[i] = static_cast<float>(count(l + 1, found)) * reciprocal;
-        if (!matched_length.empty()) matched_length[i] = l;
-        open &= ~(uint64_t{1} << bit);
+      search_all(range_of(l + 1, begin, end), {token.data(), left}, found.data());
+      size_t still = 0;
+      for (size_t j = 0; j < left; ++j) {
+        if (found[j] != kAbsent) {
+          probability[open[j]] = static_cast<float>(count(l + 1, found[j])) * reciprocal;
+          if (!matched_length.empty()) matched_length[open[j]] = l;
+        } else {
+          open[still] = open[j];
+          token[still++] = token[j];
+        }
       }
+      left = still;
     }
   }
 }

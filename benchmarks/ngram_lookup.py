@@ -1,0 +1,89 @@
+"""Time n-gram lookups: nanoseconds a candidate, on one thread.
+
+    python -m benchmarks.ngram_lookup MODEL [--candidates 25] [--rounds 200]
+
+A query is a context met in the model and candidates as a drafter proposes them: some that followed
+the context, most of them frequent tokens. Two regimes, both with all pages in memory:
+`same round`: the 140 queries of one decode round again and again (processor caches warm);
+`new rounds`: every round asks about other contexts, as decoding does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+from sglang_dart import _core
+
+QUERIES_PER_ROUND = 140
+
+
+def make_queries(
+    model: _core.NgramModel, rounds: int, candidates: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Contexts [rounds * 140, order - 1] and candidates [rounds * 140, candidates], int32."""
+    random = np.random.default_rng(seed)
+    n = rounds * QUERIES_PER_ROUND
+    vocab_size = model.vocab_size or model.highest_token + 1
+    # Zipf's law over ids, as in a vocabulary ordered by merges.
+    frequent = (vocab_size ** random.random((n, candidates)) - 1).astype(np.int32)
+    contexts = np.empty((n, model.order - 1), np.int32)
+    for row in range(n):
+        path: list[int] = [int(vocab_size ** random.random() - 1)]
+        for _ in range(2, model.order):
+            token, count, _ = model.continuations(path)
+            path.append(_draw(token, count, random) if len(token) else 0)
+        contexts[row] = path
+        token, count, _ = model.continuations(path)
+        if len(token):
+            likely = token[np.argsort(count)[::-1][: candidates // 3]]
+            frequent[row, : len(likely)] = likely
+    return contexts, random.permuted(frequent, axis=1)
+
+
+def _draw(token: np.ndarray, count: np.ndarray, random: np.random.Generator) -> int:
+    return int(token[np.searchsorted(np.cumsum(count), random.integers(count.sum()), "right")])
+
+
+def time_queries(
+    model: _core.NgramModel, contexts: np.ndarray, candidates: np.ndarray, repeats: int
+) -> float:
+    """Median nanoseconds of processor time a candidate over `repeats` passes, after one to warm up."""
+    passes = []
+    for _ in range(repeats + 1):
+        start = time.thread_time_ns()
+        model.query_batch(contexts, candidates)
+        passes.append((time.thread_time_ns() - start) / candidates.size)
+    return float(np.median(passes[1:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--candidates", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=200)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    model = _core.NgramModel.open(arguments.model)
+    open_ms = (time.perf_counter() - start) * 1e3
+    contexts, candidates = make_queries(model, arguments.rounds, arguments.candidates)
+    one = slice(0, QUERIES_PER_ROUND)
+    _, length = model.query_batch(contexts, candidates)
+    result = {
+        "model": arguments.model,
+        "nodes": model.node_count,
+        "bytes_per_node": round(model.file_bytes / model.node_count, 2),
+        "open_ms": round(open_ms, 3),
+        "candidates": arguments.candidates,
+        "found_by_context_length": np.bincount(length.ravel(), minlength=model.order).tolist(),
+        "same_round_ns": round(time_queries(model, contexts[one], candidates[one], 200), 1),
+        "new_rounds_ns": round(time_queries(model, contexts, candidates, 9), 1),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
