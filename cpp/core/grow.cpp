@@ -5,8 +5,6 @@
 
 #include "support/check.h"
 
-#include "core/continuity.h"
-
 namespace dart {
 
 void check_recipe(const Recipe& recipe) {
@@ -121,6 +119,8 @@ int Growth::count_promising(const Node& parent, int flat, const Children& childr
 
 // Whether a child can still be kept, and, where only extended ones enter, extended.
 bool Growth::may_enter(float score, int flat, bool end) const {
+  // Finite steps may still sum up to -inf.
+  if (!(score > kUnused)) return false;
   if (drops_ && keep_rank(score, nodes_.size()) <= kept_.floor()) return false;
   return recipe_->every_child || extend_rank(score, flat, end) > extended_.floor();
 }

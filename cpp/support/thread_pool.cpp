@@ -75,8 +75,14 @@ ThreadPool::ThreadPool(int threads)
       state_(std::make_unique<State>()) {
   DART_CHECK(threads >= 0, "threads must be 0 (all cores that this process may use) or more, got ",
              threads);
-  for (int worker = 1; worker < size_; ++worker) {
-    state_->threads.emplace_back([state = state_.get(), worker] { work(*state, worker); });
+  try {
+    for (int worker = 1; worker < size_; ++worker) {
+      state_->threads.emplace_back([state = state_.get(), worker] { work(*state, worker); });
+    }
+  } catch (...) {
+    // The system allows no more threads.
+    stop();
+    throw;
   }
 }
 
@@ -85,6 +91,10 @@ ThreadPool::~ThreadPool() {
     static_cast<void>(state_.release());
     return;
   }
+  stop();
+}
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(state_->mutex);
     state_->stop = true;

@@ -66,6 +66,7 @@ class ThreadPool {
   };
 
   void run(int count, Call call, void* context);
+  void stop();
   static void work(State& state, int worker);
   static void drain(State& state, int worker);
 

@@ -27,7 +27,7 @@ _core = pytest.importorskip("sglang_dart._core")
 
 from sglang_dart.tree.core import CoreGrower  # noqa: E402
 
-RECIPES = ("chain", "fixed", "pruned", "beam", "best_first")
+RECIPES = ("chain", "fixed", "pruned", "beam", "best_first", "ends last")
 
 
 def recipe_named(name: str, budget: int, frontier: int, levels: int) -> TreeRecipe:
@@ -37,6 +37,7 @@ def recipe_named(name: str, budget: int, frontier: int, levels: int) -> TreeReci
         "pruned": lambda: pruned(budget, frontier, -0.25),
         "beam": lambda: beam(budget, frontier),
         "best_first": lambda: best_first(budget),
+        "ends last": lambda: TreeRecipe(budget, frontier, every_child=False, ends_last=True),
     }[name]()
 
 
