@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,13 +166,22 @@ def collate(corpus: Corpus, texts: list[int], method: Method) -> Batch:
 def batch_stream(
     corpus: Corpus, method: Method, batch_tokens: int, seed: int, first: int, stride: int
 ) -> Iterator[Batch]:
-    """Batches first, first + stride, … of an endless series of epochs."""
-    epoch, batches = 0, epoch_batches(corpus.lengths, batch_tokens, seed, 0)
-    index = first
-    while True:
-        while index >= len(batches):
-            index -= len(batches)
-            epoch += 1
-            batches = epoch_batches(corpus.lengths, batch_tokens, seed, epoch)
-        yield collate(corpus, batches[index], method)
-        index += stride
+    """Batches first, first + stride, … of an endless series of epochs; one is made ahead."""
+
+    def texts() -> Iterator[list[int]]:
+        epoch, batches = 0, epoch_batches(corpus.lengths, batch_tokens, seed, 0)
+        index = first
+        while True:
+            while index >= len(batches):
+                index -= len(batches)
+                epoch += 1
+                batches = epoch_batches(corpus.lengths, batch_tokens, seed, epoch)
+            yield batches[index]
+            index += stride
+
+    with ThreadPoolExecutor(1) as ahead:
+        coming = None
+        for chosen in texts():
+            ready, coming = coming, ahead.submit(collate, corpus, chosen, method)
+            if ready:
+                yield ready.result()

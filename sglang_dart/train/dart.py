@@ -68,6 +68,8 @@ def train_dart(
     Raises ValueError for data that cannot be trained on and settings that differ from those the
     folder began with; RuntimeError as `Loop.run`.
     """
+    # Its kernels are planned anew for every batch shape, which takes longer than they save.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     accelerator = Accelerator(
         cpu=device == "cpu", mixed_precision="bf16" if settings.precision == "bf16" else "no"
     )

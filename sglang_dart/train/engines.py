@@ -44,7 +44,7 @@ class SglangEngine:
     Python scheduler, not the GPU, limits one of them."""
 
     def __init__(
-        self, model: str, *, concurrent: int, max_length: int, seed: int, replicas: int, dtype: str
+        self, model: str, *, concurrent: int, max_length: int, seed: int, dtype: str
     ) -> None:
         import sglang as sgl
         import torch
@@ -61,8 +61,8 @@ class SglangEngine:
                 "cuda_graph_bs_decode": sorted({1, 8, *range(step, concurrent + 1, step)}),
                 "disable_prefill_cuda_graph": True,
                 "chunked_prefill_size": 16384,
-                "mem_fraction_static": round(0.85 / replicas, 3),
-                "max_total_tokens": concurrent * max_length,
+                # Each replica takes what max_total_tokens needs and leaves the rest to the others.
+                "mem_fraction_static": 0.9,
             }
         self._engine = sgl.Engine(
             model_path=model,
@@ -70,6 +70,7 @@ class SglangEngine:
             dtype=dtype,
             random_seed=seed,
             max_running_requests=concurrent,
+            max_total_tokens=concurrent * max_length,
             context_length=max_length,
             stream_interval=max_length,
             skip_server_warmup=True,

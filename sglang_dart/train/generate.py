@@ -294,7 +294,6 @@ def _open_engine(settings: DataSettings, machine: Machine, index: int) -> Engine
         concurrent=machine.concurrent,
         max_length=settings.max_length,
         seed=seed,
-        replicas=machine.replicas,
         dtype=machine.dtype,
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from sglang_dart.draft.dart import DartHead
+from sglang_dart.draft.dart import DartHead, dart_taps
 from sglang_dart.train.capture import FrozenTarget
+from sglang_dart.train.method import DartMethod
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1000])
@@ -56,3 +58,33 @@ def test_batch_without_rows_has_zero_loss(
     loss.backward()
     assert loss == 0
     assert all(torch.isfinite(p.grad).all() for p in method.parameters() if p.grad is not None)
+
+
+def test_half_precision_stays_close(
+    tiny_head: DartHead, target: FrozenTarget, make_method: Callable, make_batch: Callable
+) -> None:
+    full = make_method()
+    batch, _ = make_batch(full)
+    exact = full(batch, target.capture(batch.ids)).loss
+    exact.backward()
+    gradient = {name: p.grad.clone() for name, p in full.named_parameters()}
+    full.zero_grad()
+
+    model = copy.deepcopy(target.model).to(torch.bfloat16)
+    half_target = FrozenTarget(model, dart_taps(8))
+    half = DartMethod(
+        tiny_head,
+        model.get_input_embeddings().weight,
+        half_target.lm_head,
+        gamma=0.6,
+        final_norm_passes=2,
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = half(batch, half_target.capture(batch.ids)).loss
+    loss.backward()
+    torch.testing.assert_close(loss, exact, atol=0, rtol=0.05)
+    for name, parameter in half.named_parameters():
+        # Master weights and their gradients stay in float32.
+        assert parameter.grad.dtype == torch.float32
+        direction = torch.cosine_similarity(parameter.grad.flatten(), gradient[name].flatten(), 0)
+        assert direction > 0.9, name
