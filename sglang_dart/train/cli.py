@@ -208,6 +208,8 @@ def dart(
     )
     if _main_process():
         logging.basicConfig(level=logging.INFO, format="%(message)s")
+        # One line a file at every checkpoint.
+        logging.getLogger("accelerate").setLevel(logging.WARNING)
     with _Bar("train") as bar:
         trained = train_dart(
             out,
