@@ -121,26 +121,27 @@ void ThreadPool::run(int count, Call call, void* context) {
     state.count = count;
     state.next.store(0, std::memory_order_relaxed);
     state.error = nullptr;
-    state.busy = static_cast<int>(state.threads.size());
-    ++state.round;
+    state.open = true;
   }
   state.start.notify_all();
   drain(state, 0);
   std::unique_lock lock(state.mutex);
+  state.open = false;
   state.done.wait(lock, [&] { return state.busy == 0; });
   if (state.error) std::rethrow_exception(state.error);
 }
 
 void ThreadPool::work(State& state, int worker) {
-  uint64_t seen = 0;
   std::unique_lock lock(state.mutex);
   while (true) {
-    state.start.wait(lock, [&] { return state.stop || state.round != seen; });
+    state.start.wait(lock, [&] { return state.stop || state.open; });
     if (state.stop) return;
-    seen = state.round;
+    ++state.busy;
     lock.unlock();
     drain(state, worker);
     lock.lock();
+    // Nothing is left to take.
+    state.open = false;
     if (--state.busy == 0) state.done.notify_one();
   }
 }

@@ -53,8 +53,9 @@ class ThreadPool {
     std::mutex mutex;
     std::condition_variable start;
     std::condition_variable done;
-    // Guarded by mutex.
-    uint64_t round = 0;
+    // Guarded by mutex. A thread joins a round while it is open; one that wakes too late does not,
+    // so that nobody waits for it.
+    bool open = false;
     int busy = 0;
     bool stop = false;
     std::exception_ptr error;
