@@ -5,6 +5,7 @@ A method is read from the drafter's config.json, long before any weight is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,12 +43,13 @@ class Target:
 class Method:
     """A drafter that is known but not loaded, and how its trees are scored and kept.
 
-    levels: what it predicts at once. load_drafter: loads the weights, and raises ValueError if
-    they do not belong to the target.
+    levels: what it predicts at once. check_target(hidden_size=…, vocab_size=…): raises ValueError
+    for a target that it was not made for. load_drafter: loads the weights.
     """
 
     levels: int
     options: DartOptions
+    check_target: Callable[..., None]
     load_drafter: Callable[[Target], Drafter]
 
     def default_width(self, device: str) -> int:
@@ -93,7 +95,6 @@ def _dart_method(
     source: str, revision: str | None, config: DartConfig, options: DartOptions
 ) -> Method:
     def load(target: Target) -> DartDrafter:
-        check_target(source, config, hidden_size=target.hidden_size, vocab_size=target.vocab_size)
         head = load_head(
             source, config, revision=revision, dtype=target.dtype, device=target.device
         )
@@ -104,7 +105,9 @@ def _dart_method(
             final_norm_passes=options.final_norm_passes,
         )
 
-    return Method(config.draft_length + 1, options, load)
+    return Method(
+        config.draft_length + 1, options, functools.partial(check_target, source, config), load
+    )
 
 
 def _scripted_method(source: str, raw: dict[str, object], options: DartOptions) -> Method:
@@ -113,4 +116,7 @@ def _scripted_method(source: str, raw: dict[str, object], options: DartOptions) 
     def load(target: Target) -> scripted.ScriptedDrafter:
         return scripted.ScriptedDrafter(config, scripted.Script.read(source), target.layers)
 
-    return Method(config.levels, options, load)
+    def check(**_: int) -> None:
+        """A script fits any target."""
+
+    return Method(config.levels, options, check, load)

@@ -126,7 +126,12 @@ def _fill_shape(method: Method, args: Any) -> None:
         raise ValueError(
             f"--speculative-num-steps={levels}: this drafter drafts 1 to {method.levels} levels"
         )
-    chain = args.speculative_eagle_topk == 1
+    branching = args.speculative_eagle_topk
+    if branching is not None and branching < 1:
+        raise ValueError(
+            f"--speculative-eagle-topk={branching}: must be 1 (a chain) or more (a tree)"
+        )
+    chain = branching == 1
     budget = method.options.budget
     width = args.speculative_num_draft_tokens
     if width is None:

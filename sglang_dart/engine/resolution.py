@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
 from sglang_dart import cpu_host
@@ -50,12 +50,17 @@ def _attention_backend(server_args: Any, previous: Step) -> None:
 
 
 def _drafter_config(server_args: Any, previous: Step) -> None:
-    """Read the drafter's config.json before SGLang does, whose error would not name the field."""
+    """Hold the drafter's config.json against the target's before any weight is loaded.
+
+    Also before SGLang reads it, whose error would not name the field.
+    """
     args = resolving_view(server_args)
     if is_ours(args.speculative_algorithm):
-        load_method(
+        method = load_method(
             args.speculative_algorithm,
             args.speculative_draft_model_path,
             args.speculative_draft_model_revision,
         )
+        target = model_config_of(server_args)
+        method.check_target(hidden_size=target.hidden_size, vocab_size=target.vocab_size)
     previous(server_args)

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_dart.measure.server import serve
+from tests.engine.api import Api
+from tests.engine.byte_tokenizer import write_tokenizer
+
 # The golden target: 8 Qwen3 layers, random weights, 257 tokens, end token 256.
 VOCABULARY = 257
+# Of the servers that answer over HTTP.
+CONTEXT_LENGTH = 256
+TREE_ROWS = 65
 
 
 @pytest.fixture(scope="session")
-def target(golden: Path) -> str:
-    return str(golden / "dart/target")
+def target(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The golden target with a tokenizer, whose ids are bytes."""
+    folder = tmp_path_factory.mktemp("target")
+    for file in (golden / "dart/target").iterdir():
+        (folder / file.name).symlink_to(file)
+    write_tokenizer(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +55,14 @@ def engine(target: str, **flags: Any) -> Iterator[Any]:
         yield running
     finally:
         running.shutdown()
+
+
+@contextmanager
+def server(target: str, *flags: Any) -> Iterator[Api]:
+    """A real server, float32, on a free port."""
+    usual = ("--dtype", "float32", "--max-total-tokens", 4096, "--random-seed", 0)
+    with serve(target, [str(flag) for flag in (*usual, *flags)]) as running:
+        yield Api(running.url, running.log)
 
 
 @pytest.fixture(scope="session")
@@ -79,16 +99,19 @@ def record(start: Callable[..., Any]) -> list[list[int]]:
 def script(
     tmp_path_factory: pytest.TempPathFactory, target: str, record: list[list[int]]
 ) -> Callable[..., str]:
-    """`script(wrong_token=…, …)`: the folder of a scripted drafter that replays `record`."""
+    """`script(texts, wrong_token=…, …)`: the folder of a scripted drafter.
 
-    def make(**settings: Any) -> str:
+    It replays `record` and the further texts, each the ids of a prompt and its answer.
+    """
+
+    def make(texts: Sequence[list[int]] = (), **settings: Any) -> str:
         folder = tmp_path_factory.mktemp("script")
         config = json.loads((Path(target) / "config.json").read_text())
         config |= {"architectures": ["ScriptedDrafter"], "levels": 8} | settings
         # Wide trees for every request, where a CPU would narrow them to save time.
-        config["dart_config"] = {"cpu_rows": 1024}
+        config.setdefault("dart_config", {"cpu_rows": 1024})
         (folder / "config.json").write_text(json.dumps(config))
-        (folder / "script.json").write_text(json.dumps(record))
+        (folder / "script.json").write_text(json.dumps([*texts, *record]))
         return str(folder)
 
     return make
