@@ -64,8 +64,9 @@ def data(
 
     Without --prompts the target gets the user header of its chat template and writes the question.
     """
-    from sglang_dart.train.generate import DataSettings, Machine, generate_data
+    from sglang_dart.train.generate import generate_data
     from sglang_dart.train.loop import claim_folder
+    from sglang_dart.train.writer import DataSettings, Machine
 
     if engine not in ("sglang", "transformers"):
         raise ValueError(f"--engine {engine}: must be sglang or transformers")

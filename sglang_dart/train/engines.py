@@ -71,6 +71,8 @@ class SglangEngine:
             random_seed=seed,
             max_running_requests=concurrent,
             max_total_tokens=concurrent * max_length,
+            # Prompts share little, and a full cache would be pruned at every step, in Python.
+            disable_radix_cache=True,
             context_length=max_length,
             stream_interval=max_length,
             skip_server_warmup=True,

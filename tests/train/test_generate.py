@@ -10,8 +10,9 @@ from shutil import copytree
 import pytest
 from transformers import AutoTokenizer
 
-from sglang_dart.train.generate import DataSettings, Machine, generate_data
+from sglang_dart.train.generate import generate_data
 from sglang_dart.train.shards import Sample, read_samples, shard_files
+from sglang_dart.train.writer import DataSettings, Machine
 
 MACHINE = Machine("transformers", replicas=1, concurrent=8, dtype="float32")
 PROMPTS = [["What is one?"], ["What is two?", "And three?"], ["What is one?"], ["Go on"]]
