@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.choices import (
+    DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+    RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+)
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
@@ -32,8 +36,17 @@ PADDED_BATCH_BYTES = 4 * 2**20
 
 
 def register() -> None:
-    """Make SGLang use this backend where it says `torch_native`. Called once a process."""
+    """Make SGLang use this backend where it says `torch_native`. Called once a process.
+
+    Also admits it to --enable-deterministic-inference, the mode in which SGLang honours seeds.
+    """
     register_attention_backend(NAME)(TorchNativeTreeBackend)
+    for choices in (
+        DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+        RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+    ):
+        if NAME not in choices:
+            choices.append(NAME)
 
 
 @dataclass

@@ -16,6 +16,9 @@ from sglang_dart.engine.algorithm import is_ours
 ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 CELL_SIZE = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
 SAMPLE = "sglang.srt.speculative.eagle_worker_common.eagle_sample"
+BATCH_INVARIANT = (
+    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
+)
 REQUEST_METRICS = (
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
 )
@@ -31,6 +34,7 @@ def install() -> None:
         from sglang_dart.engine import cpu_attention
 
         cpu_attention.register()
+        HookRegistry.register(BATCH_INVARIANT, _batch_invariant, HookType.AROUND)
 
 
 def _row_headroom(original: Callable[[], int]) -> int:
@@ -63,6 +67,16 @@ def _sample(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     trees stay with upstream. Goes when upstream's sampling of trees is exact.
     """
     return _tree_sampler().sample(original, *args, **options)
+
+
+def _batch_invariant(original: Callable[..., None], runner: Any) -> None:
+    """--enable-deterministic-inference without a GPU: seeds hold, kernels stay as they are.
+
+    0.5.23 has batch-invariant kernels for accelerators only, and raises without one. Goes when it
+    honours seeds there.
+    """
+    if runner.device != "cpu":
+        original(runner)
 
 
 @functools.cache

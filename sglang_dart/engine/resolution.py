@@ -8,6 +8,8 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import AttentionArch
 
 from sglang_dart import cpu_host
 from sglang_dart.algorithms import load_method
@@ -20,15 +22,21 @@ Step = Callable[[Any], None]
 
 def install() -> None:
     """Wrap the steps. Called once a process."""
-    register_resolution_hook("handle_cpu_backends")(_cpu_dtype)
+    register_resolution_hook("handle_cpu_backends")(_cpu_defaults)
     register_resolution_hook("handle_attention_backend_compatibility")(_attention_backend)
     register_resolution_hook("handle_speculative_decoding")(_drafter_config)
 
 
-def _cpu_dtype(server_args: Any, previous: Step) -> None:
-    """Without fast bfloat16 kernels `--dtype auto` means float32, for plain decoding as well."""
-    previous(server_args)
+def _cpu_defaults(server_args: Any, previous: Step) -> None:
+    """Defaults of a host without a GPU, for plain decoding as well.
+
+    Without fast bfloat16 kernels `--dtype auto` means float32. Without SGLang's compiled operators
+    the AMX back-end cannot run; SGLang falls back from it, but only after other steps have read it.
+    """
     args = resolving_view(server_args)
+    if args.device == "cpu" and args.attention_backend is None and not cpu_host.has_cpu_kernels():
+        declare_resolution(server_args, "sglang_dart", attention_backend="torch_native")
+    previous(server_args)
     if args.device != "cpu":
         return
     if args.dtype == "auto" and cpu_host.preferred_dtype() != "bfloat16":
@@ -62,5 +70,21 @@ def _drafter_config(server_args: Any, previous: Step) -> None:
             args.speculative_draft_model_revision,
         )
         target = model_config_of(server_args)
+        _refuse_target(args.speculative_algorithm, target)
         method.check_target(hidden_size=target.hidden_size, vocab_size=target.vocab_size)
     previous(server_args)
+
+
+def _refuse_target(name: str, target: Any) -> None:
+    """Raise ValueError for targets whose verification would go wrong without a word."""
+    kind = target.hf_config.architectures[0]
+    if mambaish_config(target) is not None:
+        raise ValueError(
+            f"{name}: target {kind} has recurrent layers, whose state would keep rejected drafts; "
+            "serve it without --speculative-algorithm"
+        )
+    if target.attention_arch == AttentionArch.MLA:
+        raise ValueError(
+            f"{name}: target {kind} has latent attention (MLA), whose back-ends verify no trees; "
+            "serve it without --speculative-algorithm"
+        )
