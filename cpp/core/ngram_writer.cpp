@@ -80,8 +80,7 @@ void NgramLevels::repair_counts() {
     for (uint64_t node = 0; node < size(l); ++node) {
       const uint64_t begin = info(l, node).first_child;
       const uint64_t end = node + 1 < size(l) ? info(l, node + 1).first_child : size(l + 1);
-      // A node that was seen before others was seen.
-      uint64_t sum = begin < end ? 1 : 0;
+      uint64_t sum = 0;
       for (uint64_t child = begin; child < end; ++child) {
         uint32_t count;
         if (l + 1 < order_) {
@@ -92,6 +91,8 @@ void NgramLevels::repair_counts() {
         }
         sum += count;
       }
+      // A node that others follow was seen, even if they count 0.
+      if (begin < end) sum = std::max<uint64_t>(sum, 1);
       DART_CHECK(sum <= std::numeric_limits<uint32_t>::max(), "the children of a node count ", sum,
                  " together, the limit is 4294967295");
       info(l, node).count = std::max(info(l, node).count, static_cast<uint32_t>(sum));
