@@ -1,0 +1,153 @@
+"""`sglang-dart eval`: arguments, exit codes, and conversations against a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from sglang_dart import eval as tool
+from sglang_dart.cli import run_tool
+from sglang_dart.measure.client import Reply
+from sglang_dart.measure.datasets import Question
+from sglang_dart.measure.report import RawLog, answer_record
+from tests.measure.scripted import listening
+
+
+@pytest.mark.parametrize(
+    ("words", "both", "speculating"),
+    [
+        ([], (), ()),
+        (["--page-size", "16"], ("--page-size", "16"), ()),
+        (
+            ["--speculative-num-steps", "3", "--trust-remote-code", "--page-size=16"],
+            ("--trust-remote-code", "--page-size=16"),
+            ("--speculative-num-steps", "3"),
+        ),
+        (
+            ["--stop", "a", "b", "--speculative-eagle-topk=1", "--x"],
+            ("--stop", "a", "b", "--x"),
+            ("--speculative-eagle-topk=1",),
+        ),
+    ],
+)
+def test_flags_of_speculation_go_to_one_server(words, both, speculating) -> None:
+    assert tool.split_flags(words) == (both, speculating)
+
+
+def record(arm: str, ids: list[int]) -> dict:
+    meta = {"spec_correct_drafts_histogram": [1, 1]}
+    reply = Reply(tuple(ids), "", "length", 1.0, None, meta)
+    return answer_record(arm, Question("set", "7", "", ("q",)), 0, [1, 2], reply)
+
+
+@pytest.mark.parametrize(("gap", "code"), [(0.0004, 0), (0.5, 1), (None, 1)])
+def test_exit_code_tells_a_clear_mismatch(tmp_path: Path, capsys, gap, code: int) -> None:
+    path = tmp_path / "raw.jsonl"
+    log = RawLog(path, {"kind": "exactness", "tolerance": 1e-3})
+    log.append(record("plain", [5, 6]))
+    log.append(record("cold", [5, 9]))
+    if gap is not None:
+        place = {"arm": "cold", "set": "set", "question": "7", "turn": 0}
+        log.append({"record": "gap", "position": 1, "top_gap": gap, "got_gap": gap} | place)
+    assert run_tool(tool.app, "eval", ["--report", str(path)]) == code
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])["arms"]["together"]
+    assert (counts["near_ties"], counts["clear"]) == (1 - code, code)
+
+
+@pytest.fixture
+def conversation(tmp_path: Path) -> Path:
+    file = tmp_path / "talk.jsonl"
+    turns = [
+        {"question_id": 1, "turns": ["first", "second"]},
+        {"question_id": 2, "turns": ["alone"]},
+    ]
+    file.write_text("\n".join(map(json.dumps, turns)))
+    return file
+
+
+class Characters:
+    """A tokenizer whose ids are character codes and whose template is a line a message."""
+
+    chat_template = "lines"
+
+    def apply_chat_template(self, messages, **_) -> list[int]:
+        return [ord(c) for m in messages for c in f"{m['role']}:{m['content']}\n"]
+
+
+@pytest.fixture
+def heard(monkeypatch) -> Iterator[SimpleNamespace]:
+    """A scripted server that answers "<n>", n the length of the prompt; remembers the prompts."""
+    monkeypatch.setattr(tool, "load_tokenizer", lambda _: Characters())
+    monkeypatch.setattr(tool, "_model_of", lambda _: "scripted")
+    state = SimpleNamespace(prompts=[], flushed=0, url="")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        state.prompts.append("".join(map(chr, body["input_ids"])))
+        meta = {
+            "finish_reason": {"type": "stop"},
+            "completion_tokens": 3,
+            "spec_correct_drafts_histogram": [0, 1],
+        }
+        text = f"<{len(body['input_ids'])}>"
+        event = json.dumps({"text": text, "output_ids": [1, 2, 3], "meta_info": meta})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(f"data: {event}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+    async def flush(_: web.Request) -> web.Response:
+        state.flushed += 1
+        return web.Response()
+
+    with listening({"/generate": answer, "/flush_cache": flush}) as state.url:
+        yield state
+
+
+def test_each_turn_follows_the_models_own_answers(
+    heard: SimpleNamespace, conversation: Path, tmp_path: Path, capsys
+) -> None:
+    words = ["--url", heard.url, "--data", str(conversation), "--out", str(tmp_path / "raw.jsonl")]
+    assert run_tool(tool.app, "eval", words) == 0
+    first = "user:first\n"
+    assert sorted(heard.prompts) == sorted(
+        [first, "user:alone\n", f"{first}assistant:<{len(first)}>\nuser:second\n"]
+    )
+    assert heard.flushed == 1
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])["accept_length"]["talk"]
+    assert result["answers"] == 3
+    assert result["accept_length_micro"] == 2
+    settings = json.loads((tmp_path / "raw.jsonl").read_text().splitlines()[0])
+    assert settings["thinking"] is False
+    # Again: everything is there.
+    assert run_tool(tool.app, "eval", words) == 0
+    assert len(heard.prompts) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "m", "--dtype", "int8"], "--dtype int8: must be one of float32"),
+        ([], "give --model FOLDER_OR_ID, or"),
+        (["--url", "http://x", "--exactness"], "give --model FOLDER_OR_ID, or"),
+        (["--model", "m"], "--data"),
+        (["--report", "/nowhere.jsonl"], "/nowhere.jsonl: no results file"),
+        (["--model", "m", "--limit", "0"], "Invalid value for '--limit'"),
+    ],
+)
+def test_bad_arguments_are_one_line(words: list[str], message: str, capsys) -> None:
+    assert run_tool(tool.app, "eval", words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("modes", ["", "warm", "cold,warm"])
+def test_unknown_modes_are_refused(modes: str) -> None:
+    with pytest.raises(ValueError, match="choose from cold, cached, chunked, paged"):
+        tool._modes(modes)
