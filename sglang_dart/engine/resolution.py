@@ -23,6 +23,7 @@ Step = Callable[[Any], None]
 def install() -> None:
     """Wrap the steps. Called once a process."""
     register_resolution_hook("handle_cpu_backends")(_cpu_defaults)
+    register_resolution_hook("handle_model_specific_adjustments")(_target)
     register_resolution_hook("handle_attention_backend_compatibility")(_attention_backend)
     register_resolution_hook("handle_speculative_decoding")(_drafter_config)
 
@@ -42,6 +43,28 @@ def _cpu_defaults(server_args: Any, previous: Step) -> None:
     if args.dtype == "auto" and cpu_host.preferred_dtype() != "bfloat16":
         declare_resolution(server_args, "sglang_dart", dtype=cpu_host.preferred_dtype())
     logger.info("sglang-dart: %s", cpu_host.describe())
+
+
+def _target(server_args: Any, previous: Step) -> None:
+    """Refuse targets whose verification would go wrong without a word, before SGLang adjusts."""
+    args = resolving_view(server_args)
+    if is_ours(args.speculative_algorithm):
+        _refuse_target(args.speculative_algorithm, model_config_of(server_args))
+    previous(server_args)
+
+
+def _refuse_target(name: str | None, target: Any) -> None:
+    kind = target.hf_config.architectures[0]
+    if mambaish_config(target) is not None:
+        raise ValueError(
+            f"{name}: target {kind} has recurrent layers, whose state would keep rejected drafts; "
+            "serve it without --speculative-algorithm"
+        )
+    if target.attention_arch == AttentionArch.MLA:
+        raise ValueError(
+            f"{name}: target {kind} has latent attention (MLA), whose back-ends verify no trees; "
+            "serve it without --speculative-algorithm"
+        )
 
 
 def _attention_backend(server_args: Any, previous: Step) -> None:
@@ -70,21 +93,5 @@ def _drafter_config(server_args: Any, previous: Step) -> None:
             args.speculative_draft_model_revision,
         )
         target = model_config_of(server_args)
-        _refuse_target(args.speculative_algorithm, target)
         method.check_target(hidden_size=target.hidden_size, vocab_size=target.vocab_size)
     previous(server_args)
-
-
-def _refuse_target(name: str, target: Any) -> None:
-    """Raise ValueError for targets whose verification would go wrong without a word."""
-    kind = target.hf_config.architectures[0]
-    if mambaish_config(target) is not None:
-        raise ValueError(
-            f"{name}: target {kind} has recurrent layers, whose state would keep rejected drafts; "
-            "serve it without --speculative-algorithm"
-        )
-    if target.attention_arch == AttentionArch.MLA:
-        raise ValueError(
-            f"{name}: target {kind} has latent attention (MLA), whose back-ends verify no trees; "
-            "serve it without --speculative-algorithm"
-        )

@@ -75,7 +75,7 @@ def test_a_missing_drafter_is_named(resolve) -> None:
 
 
 def test_an_empty_folder_is_named(resolve, tmp_path) -> None:
-    with pytest.raises(ValueError, match="config.json") as caught:
+    with pytest.raises(ValueError, match=r"config\.json") as caught:
         resolve(speculative_draft_model_path=str(tmp_path))
     assert str(tmp_path) in one_line(caught)
 
@@ -101,6 +101,36 @@ def test_another_target_is_named(resolve, drafter) -> None:
     with pytest.raises(ValueError, match="another target") as caught:
         resolve(speculative_draft_model_path=folder)
     assert folder in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
+            "recurrent layers",
+        ),
+        (
+            {
+                "architectures": ["DeepseekV3ForCausalLM"],
+                "model_type": "deepseek_v3",
+                "kv_lora_rank": 16,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+            },
+            "latent attention",
+        ),
+    ],
+)
+def test_targets_that_verify_no_trees_are_refused(
+    resolve, target, head, tmp_path, config, says
+) -> None:
+    usual = json.loads((Path(target) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(usual | config))
+    with pytest.raises(ValueError, match=says) as caught:
+        resolve(model_path=str(tmp_path), speculative_draft_model_path=head)
+    assert config["architectures"][0] in one_line(caught)
 
 
 @pytest.mark.parametrize(
