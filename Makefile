@@ -1,5 +1,6 @@
 # Set-up is part of every target: a virtual environment outside the checkout, made once and reused.
-PYTHON ?= $(firstword $(shell command -v python3.12 python3.11 python3))
+# The first that runs: a pyenv shim may exist for a version that is not installed.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c pass 2>/dev/null && echo $$p && break; done)
 VENV   ?= $(HOME)/.cache/sglang-dart/venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ALGO   ?= DART
 BIN     = $(VENV)/bin
@@ -18,7 +19,8 @@ lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/deptry .
 
 bench: install
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.ngram_lookup
 
 install: $(STAMP)
 
