@@ -79,3 +79,19 @@ def test_bad_options_are_one_line(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+@pytest.mark.server
+def test_the_server_accepts_as_much_as_the_reference(
+    target_folder: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    code = train(
+        target_folder,
+        texts,
+        tmp_path,
+        *("--gate-prompts", "3", "--gate-tokens", "24", "--", "--max-total-tokens", "4000"),
+    )
+    gate = json.loads(capsys.readouterr().out.splitlines()[-1])["gate"]
+    assert gate["note"] == ""
+    assert gate["server"] == pytest.approx(gate["reference"], rel=0.03)
+    assert code == 0
