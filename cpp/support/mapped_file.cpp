@@ -1,6 +1,8 @@
 #include "support/mapped_file.h"
 
 #include <cerrno>
+#include <cstdlib>
+#include <new>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -101,8 +103,12 @@ void OutputFile::commit() {
 }
 
 ScratchBytes::~ScratchBytes() {
+  if (file_ < 0) {
+    std::free(data_);
+    return;
+  }
   if (data_ != nullptr) ::munmap(data_, capacity_);
-  if (file_ >= 0) ::close(file_);
+  ::close(file_);
 }
 
 ScratchBytes& ScratchBytes::operator=(ScratchBytes&& other) noexcept {
@@ -115,17 +121,25 @@ ScratchBytes& ScratchBytes::operator=(ScratchBytes&& other) noexcept {
 
 void ScratchBytes::reserve(size_t bytes) {
   if (bytes <= capacity_) return;
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-  if (!folder_.empty()) {
-    if (file_ < 0) file_ = open_nameless(folder_);
-    reserve_space(folder_, file_, bytes);
-    flags = MAP_SHARED;
-  }
-  void* data = data_ == nullptr ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file_, 0)
-                                : ::mremap(data_, capacity_, bytes, MREMAP_MAYMOVE);
-  if (data == MAP_FAILED) fail_with_errno(folder_.empty() ? "memory" : folder_, "map", errno);
-  data_ = static_cast<std::byte*>(data);
+  data_ = static_cast<std::byte*>(folder_.empty() ? grow_memory(bytes) : grow_file(bytes));
   capacity_ = bytes;
+}
+
+void* ScratchBytes::grow_memory(size_t bytes) {
+  void* data = std::realloc(data_, bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  std::memset(static_cast<std::byte*>(data) + capacity_, 0, bytes - capacity_);
+  return data;
+}
+
+void* ScratchBytes::grow_file(size_t bytes) {
+  if (file_ < 0) file_ = open_nameless(folder_);
+  reserve_space(folder_, file_, bytes);
+  void* data = data_ == nullptr
+                   ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0)
+                   : ::mremap(data_, capacity_, bytes, MREMAP_MAYMOVE);
+  if (data == MAP_FAILED) fail_with_errno(folder_, "map a scratch file here", errno);
+  return data;
 }
 
 }  // namespace dart

@@ -2,6 +2,7 @@
 // outputs.
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -86,6 +87,9 @@ class ScratchBytes {
   size_t capacity() const { return capacity_; }
 
  private:
+  void* grow_memory(size_t bytes);
+  void* grow_file(size_t bytes);
+
   std::string folder_;
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
@@ -102,9 +106,14 @@ class ScratchArray {
 
   size_t size() const { return size_; }
   T* data() const { return reinterpret_cast<T*>(bytes_.data()); }
-  T& operator[](size_t i) { return data()[i]; }
-  const T& operator[](size_t i) const { return data()[i]; }
-  T& back() { return data()[size_ - 1]; }
+  T& operator[](size_t i) {
+    assert(i < size_);
+    return data()[i];
+  }
+  const T& operator[](size_t i) const {
+    assert(i < size_);
+    return data()[i];
+  }
   std::span<const T> view() const { return {data(), size_}; }
 
   // New places hold zero bytes.
