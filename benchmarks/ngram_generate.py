@@ -44,7 +44,7 @@ def _documents(lanes: int, random: np.random.Generator) -> np.ndarray:
         older = token[i - 2] * (random.random(lanes) < 0.67)
         uniform = _hash(older, token[i - 1], rank)
         # Inverse of Zipf's law: token id = rank in the vocabulary, as in a BPE by merges.
-        token[i] = np.minimum(VOCAB_SIZE ** uniform - 1, EOS - 1).astype(np.uint64)
+        token[i] = np.minimum(VOCAB_SIZE**uniform - 1, EOS - 1).astype(np.uint64)
     token[-1] = EOS
     return np.ascontiguousarray(token.T).reshape(-1).astype(np.int32)
 

@@ -51,7 +51,7 @@ def _draw(token: np.ndarray, count: np.ndarray, random: np.random.Generator) -> 
 def time_queries(
     model: _core.NgramModel, contexts: np.ndarray, candidates: np.ndarray, repeats: int
 ) -> float:
-    """Median nanoseconds of processor time a candidate over `repeats` passes, after one to warm up."""
+    """Processor time a candidate in nanoseconds: median of `repeats` passes after a first one."""
     passes = []
     for _ in range(repeats + 1):
         start = time.thread_time_ns()

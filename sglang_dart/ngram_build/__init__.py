@@ -1,0 +1,1 @@
+"""Count the n-grams of a corpus: documents → tokens → windows → sorted counts → model."""
