@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 Step = Callable[[Any], None]
 
+# KV pool without a GPU unless a context is longer: eight requests of 4096 tokens.
+CPU_POOL_TOKENS = 32768
+
 
 def install() -> None:
     """Wrap the steps. Called once a process."""
@@ -46,10 +49,24 @@ def _cpu_defaults(server_args: Any, previous: Step) -> None:
 
 
 def _target(server_args: Any, previous: Step) -> None:
-    """Refuse targets whose verification would go wrong without a word, before SGLang adjusts."""
+    """Refuse targets whose verification would go wrong without a word, before SGLang adjusts.
+
+    Without a GPU also bound the KV pool, for plain decoding as well: SGLang would take three
+    quarters of the memory that is free, which on a CPU is everybody's.
+    """
     args = resolving_view(server_args)
     if is_ours(args.speculative_algorithm):
         _refuse_target(args.speculative_algorithm, model_config_of(server_args))
+    # The record itself holds what the user gave; SGLang has settled the fraction already.
+    given = args.max_total_tokens or server_args.mem_fraction_static
+    if args.device == "cpu" and given is None:
+        tokens = max(CPU_POOL_TOKENS, model_config_of(server_args).context_len)
+        declare_resolution(server_args, "sglang_dart", max_total_tokens=tokens)
+        logger.info(
+            "sglang-dart: a KV pool of %d tokens at most; --max-total-tokens or "
+            "--mem-fraction-static choose another",
+            tokens,
+        )
     previous(server_args)
 
 
