@@ -1,6 +1,8 @@
 """Time n-gram lookups: nanoseconds a candidate, on one thread.
 
-    python -m benchmarks.ngram_lookup MODEL [--candidates 25] [--rounds 200]
+    python -m benchmarks.ngram_lookup [MODEL] [--candidates 25] [--rounds 200]
+
+Without a model it makes one of about 5 million nodes.
 
 A query is a context met in the model and candidates as a drafter proposes them: some that followed
 the context, most of them frequent tokens. Two regimes, both with all pages in memory:
@@ -12,11 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.ngram_generate import DOCUMENT_TOKENS, VOCAB_SIZE, token_stream
 from sglang_dart import _core
+from sglang_dart.ngram_build.count import WindowKey
 
 QUERIES_PER_ROUND = 140
 
@@ -62,27 +69,44 @@ def time_queries(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--candidates", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = arguments.model or make_model(Path(folder) / "generated.ngram")
+        print(json.dumps(measure(path, arguments.rounds, arguments.candidates)))
+
+
+def make_model(path: Path, tokens: int = 5_000_000) -> str:
+    """Count a generated stream; return the path."""
+    key = WindowKey(3, VOCAB_SIZE)
+    stream = token_stream(tokens)
+    length = np.full(len(stream) // DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    window, count = np.unique(key.pack(stream, length)[0], return_counts=True)
+    builder = _core.NgramBuilder(3, VOCAB_SIZE)
+    builder.append(key.unpack([window]), count)
+    builder.write(str(path))
+    return str(path)
+
+
+def measure(path: str, rounds: int, candidates_each: int) -> dict[str, Any]:
     start = time.perf_counter()
-    model = _core.NgramModel.open(arguments.model)
+    model = _core.NgramModel.open(path)
     open_ms = (time.perf_counter() - start) * 1e3
-    contexts, candidates = make_queries(model, arguments.rounds, arguments.candidates)
+    contexts, candidates = make_queries(model, rounds, candidates_each)
     one = slice(0, QUERIES_PER_ROUND)
     _, length = model.query_batch(contexts, candidates)
-    result = {
-        "model": arguments.model,
+    return {
+        "model": path,
         "nodes": model.node_count,
         "bytes_per_node": round(model.file_bytes / model.node_count, 2),
         "open_ms": round(open_ms, 3),
-        "candidates": arguments.candidates,
+        "candidates": candidates_each,
         "found_by_context_length": np.bincount(length.ravel(), minlength=model.order).tolist(),
         "same_round_ns": round(time_queries(model, contexts[one], candidates[one], 200), 1),
         "new_rounds_ns": round(time_queries(model, contexts, candidates, 9), 1),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

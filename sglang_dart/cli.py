@@ -27,6 +27,7 @@ TOOLS = {
         "sglang_dart.doctor",
         "Check versions, hardware, the hooks into SGLang, and a drafter's fit to its target.",
     ),
+    "ngram": ("sglang_dart.ngram", "Build, convert, inspect, prune and query n-gram models."),
     "train": ("sglang_dart.train.cli", "Make data with a target, train a drafter on it."),
     "eval": (
         "sglang_dart.eval",
