@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib.metadata
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -36,8 +37,10 @@ from sglang_dart.measure.report import (
     answer_record,
     exactness_summary,
     exactness_tables,
+    vacuous_arms,
 )
 from sglang_dart.measure.server import Server, serve
+from sglang_dart.options import ENVIRONMENT
 
 ARM = "speculative"
 CACHE = Path.home() / ".cache" / "sglang-dart" / "eval"
@@ -95,6 +98,8 @@ def evaluate(
         "data": [str(file) for file in data or []],
         **{"limit": limit, "seed": seed, "new_tokens": new_tokens, "concurrency": concurrency},
         "flags": ["--dtype", dtype, *context.args],
+        # Recorded, since it changes the trees; the servers read it.
+        "dart_config": os.environ.get(ENVIRONMENT, ""),
         "chat_template": _digest(tokenizer.chat_template),
         "thinking": False,
         "versions": {name: importlib.metadata.version(name) for name in ("sglang", "torch")},
@@ -226,7 +231,15 @@ def _finish(log: RawLog) -> None:
     counts = exactness_summary(log, arms, tolerance)
     for table in exactness_tables(log, arms, tolerance, counts):
         console.print(table)
-    emit(result | {"tolerance": tolerance, "arms": counts})
+    vacuous = vacuous_arms(counts)
+    if vacuous:
+        # Several requests share the rows of a step where rows cost: maybe none was left to draft.
+        console.print(
+            f"[yellow]no draft was accepted in {', '.join(vacuous)}:[/yellow] this tells nothing "
+            "about verification. Without a GPU, give a step more rows, for example "
+            """SGLANG_DART_CONFIG='{"cpu_rows": 128}', or lower --concurrency."""
+        )
+    emit(result | {"tolerance": tolerance, "arms": counts, "without_accepted_drafts": vacuous})
     if counts["together"]["clear"]:
         raise typer.Exit(1)
 

@@ -221,9 +221,19 @@ def exactness_summary(log: RawLog, arms: Sequence[str], tolerance: float) -> dic
             "clear": len(different) - near,
             "accept_length": micro_length(parts),
         }
+    together = micro_length(
+        Acceptance(record["histogram"]) for arm in arms for record in log.answers(arm).values()
+    )
     counts = ("answers", "tokens", "cached_tokens", "equal", "near_ties", "clear")
     rows["together"] = {name: sum(rows[arm][name] for arm in arms) for name in counts}
+    rows["together"]["accept_length"] = together
     return rows
+
+
+def vacuous_arms(summary: Mapping[str, Any]) -> list[str]:
+    """Arms in which no draft was accepted: plain decoding in all but name."""
+    arms = {arm: row["accept_length"] for arm, row in summary.items() if arm != "together"}
+    return [arm for arm, length in arms.items() if length in (None, 1.0)]
 
 
 def exactness_tables(
@@ -236,7 +246,7 @@ def exactness_tables(
         counts.add_column(heading, justify="left" if heading == "arm" else "right")
     for name, row in summary.items():
         cells = ("answers", "tokens", "cached_tokens", "equal", "near_ties", "clear")
-        counts.add_row(name, *(str(row[cell]) for cell in cells), _figure(row.get("accept_length")))
+        counts.add_row(name, *(str(row[cell]) for cell in cells), _figure(row["accept_length"]))
     places = Table(title="First differences")
     for heading in ("arm", "question", "at", "plain", "got", "gap of best two", "gap to got", ""):
         places.add_column(heading)

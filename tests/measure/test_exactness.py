@@ -17,6 +17,7 @@ from sglang_dart.measure.report import (
     exactness_summary,
     exactness_tables,
     mismatches,
+    vacuous_arms,
 )
 from sglang_dart.measure.server import Server
 from tests.measure.scripted import listening
@@ -37,6 +38,7 @@ class Scripted:
         self.speculates = speculates
         self.started: list[str] = []
         self.asked: list[tuple[str, int]] = []
+        self.histogram = [2, 1]
 
     @contextmanager
     def start(self, label: str, flags: Sequence[str]) -> Iterator[Server]:
@@ -55,7 +57,7 @@ class Scripted:
                 ids[2:] = [errors[n]] * (LENGTH - 2)
             meta = {"finish_reason": {"type": "length"}, "cached_tokens": 1}
             if speculative and self.speculates:
-                meta["spec_correct_drafts_histogram"] = [2, 1]
+                meta["spec_correct_drafts_histogram"] = self.histogram
             return web.json_response({"output_ids": ids, "text": "", "meta_info": meta})
 
         with listening({"/generate": answer}) as url:
@@ -148,6 +150,15 @@ def test_interrupted_run_asks_for_the_rest(tmp_path: Path) -> None:
     assert exactness_summary(log, ["cold"], TOLERANCE)["together"]["equal"] == len(PROMPTS)
     # Plain answers came from the cache.
     assert again.started == ["cold"]
+
+
+def test_arms_that_accepted_no_draft_are_named(tmp_path: Path) -> None:
+    scripted = Scripted({})
+    log = run(scripted, tmp_path, ["cold"])
+    scripted.histogram = [5]
+    run(scripted, tmp_path, ["paged"])
+    log = RawLog.reopen(log.path)
+    assert vacuous_arms(exactness_summary(log, ["cold", "paged"], TOLERANCE)) == ["paged"]
 
 
 def test_server_that_does_not_speculate_is_an_error(tmp_path: Path) -> None:
