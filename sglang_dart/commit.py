@@ -101,12 +101,13 @@ class RoundState:
     ) -> None:
         """Keep candidates [bs, D, K] and tails [bs, T]; returns before they reach the host."""
         self._device_tail[row_index] = tail
-        copies = [_to_host(x) for x in (candidates.token, candidates.log_prob, tail)]
+        token, log_prob = _to_host(candidates.token), _to_host(candidates.log_prob)
+        host_tail = _to_host(tail)
         done = None
         if tail.is_cuda:
             done = torch.cuda.Event()
             done.record()
-        self._pending.append(_HostCopy(row, *copies, done))
+        self._pending.append(_HostCopy(row, token, log_prob, host_tail, done))
 
     def take(self, row: list[int]) -> tuple[Candidates, torch.Tensor]:
         """Candidates and tails of these requests, on the host."""

@@ -18,6 +18,8 @@ NAMES = ("DART",)
 class TreeAlgorithm(CustomSpecAlgo):
     """A draft-tree algorithm as SGLang sees it. One instance a name and process."""
 
+    name: str
+
     draft_bytes_per_slot = 0
     """Draft KV that lies beside one token of target KV; the worker sets it before the pools."""
 
