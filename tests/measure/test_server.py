@@ -95,10 +95,10 @@ def test_failure_names_the_reason(stand_in: dict[str, str], tmp_path: Path) -> N
     assert ended(child_pid(log))
 
 
-def test_refused_flag_is_the_reason(stand_in: dict[str, str]) -> None:
+def test_refused_flag_is_the_reason(stand_in: dict[str, str], tmp_path: Path) -> None:
     with (
         pytest.raises(ServerError, match="unrecognized arguments: --bogus"),
-        serve("m", ["--bogus"], env=stand_in),
+        serve("m", ["--bogus"], env=stand_in, log=tmp_path / "log"),
     ):
         pytest.fail("it never answered")
 
