@@ -27,7 +27,7 @@ Drafts {config["draft_length"] + 1} tokens at once for `{name}` in SGLang with
 changes speed, never the output.
 
 ## Figures
-On {data["held_out_texts"]} held-out texts ({summary["date"]}, {summary["device"]}); share of
+Held-out texts: {data["held_out_texts"]} ({summary["date"]}, {summary["device"]}). Share of
 positions whose best draft token is the target's, teacher-forced:
 
 | level | {" | ".join(str(level) for level in levels)} |
@@ -54,4 +54,18 @@ round (bonus included, no tree, no n-gram), counted from every position alike.
 ```json
 {json.dumps(settings, indent=2)}
 ```
+"""
+
+
+def gate_section(gate: Mapping[str, Any]) -> str:
+    """Markdown with what the parity gate measured, to be added to a card."""
+    server = f"{gate['server']:.3f}" if gate["server"] is not None else f"- ({gate['note']})"
+    return f"""
+## Accept length
+{gate["prompts"]} held-out prompts, {gate["new_tokens"]} new tokens, greedy, trees of
+{gate["budget"]} nodes beside the root, no n-gram:
+
+| by `sglang_dart/reference.py` | by the server |
+|---|---|
+| {gate["reference"]:.3f} | {server} |
 """

@@ -225,6 +225,7 @@ def dart(
     if not gate:
         emit(result)
         return
+    from sglang_dart.train.card import gate_section
     from sglang_dart.train.gate import check_parity
 
     _terminal.print("parity gate: decoding held-out prompts")
@@ -240,6 +241,8 @@ def dart(
     )
     for line in (*found.failures, *([found.note] if found.note else [])):
         _terminal.print(f"[bold red]PARITY GATE: {line}", highlight=False)
+    with (trained.head / "README.md").open("a") as card:
+        card.write(gate_section(asdict(found)))
     emit(result | {"gate": asdict(found)})
     if found.failures:
         raise typer.Exit(1)

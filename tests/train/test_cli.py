@@ -56,6 +56,7 @@ def test_head_is_published_and_passes_the_gate(
     card = (folder / "README.md").read_text()
     assert '"draft_length": 3' in card
     assert f"{result['held_out']['accuracy'][0]:.1%}" in card
+    assert f"| {gate['reference']:.3f} | - (the server was not asked) |" in card
 
 
 @pytest.mark.parametrize(
