@@ -36,8 +36,19 @@ inline uint32_t count_up_to(const int32_t* words, uint32_t n, int32_t key) {
 
 // The children of one node, seen at every stride of the search index that a search will use.
 struct NgramModel::Range {
+  Range(const Level& in, uint32_t first, uint32_t last) : level(&in) {
+    begin[0] = first;
+    end[0] = last;
+    const auto up = [](uint32_t i) { return i / kFanout + (i % kFanout != 0 ? 1 : 0); };
+    while (end[top] - begin[top] > kFanout && top < level->indexes) {
+      begin[top + 1] = up(begin[top]);
+      end[top + 1] = up(end[top]);
+      ++top;
+    }
+  }
+
   const Level* level;
-  int top;
+  int top = 0;
   // Entries [begin[h], end[h]) of stride 16^h lie inside the range.
   std::array<uint32_t, kMaxIndexes + 1> begin;
   std::array<uint32_t, kMaxIndexes + 1> end;
@@ -126,22 +137,6 @@ std::pair<uint32_t, uint32_t> NgramModel::children(int level, uint32_t node) con
   return {begin, end};
 }
 
-NgramModel::Range NgramModel::range_of(int level, uint32_t begin, uint32_t end) const {
-  Range range;
-  range.level = &level_[level - 1];
-  range.top = 0;
-  range.begin[0] = begin;
-  range.end[0] = end;
-  const auto up = [](uint32_t i) { return i / kFanout + (i % kFanout != 0 ? 1 : 0); };
-  int& top = range.top;
-  while (range.end[top] - range.begin[top] > kFanout && top < range.level->indexes) {
-    range.begin[top + 1] = up(range.begin[top]);
-    range.end[top + 1] = up(range.end[top]);
-    ++top;
-  }
-  return range;
-}
-
 NgramModel::Probe NgramModel::start(const Range& range, int32_t token) const {
   const Level& level = *range.level;
   const int32_t highest = kPaddingWord >> level.shift;
@@ -203,10 +198,22 @@ void NgramModel::search_all(const Range& range, std::span<const int32_t> tokens,
 }
 
 uint32_t NgramModel::child(int level, uint32_t node, int32_t token) const {
-  const auto [begin, end] =
-      level == 0 ? std::pair<uint32_t, uint32_t>{0, level_[0].size} : children(level, node);
+  if (level == 0) return first_token(token);
+  const auto [begin, end] = children(level, node);
   if (begin == end) return kAbsent;
-  return search(range_of(level + 1, begin, end), token);
+  return search(Range(level_[level], begin, end), token);
+}
+
+uint32_t NgramModel::first_token(int32_t token) const {
+  const Level& level = level_[0];
+  if (token < 0 || level.size == 0) return kAbsent;
+  // Tokens ascend without repetition, so the token stands at its own index or before it; just
+  // before it, since a corpus lacks few tokens of a vocabulary.
+  const uint32_t last = std::min(static_cast<uint32_t>(token), level.size - 1);
+  const uint32_t first = last - std::min(last, kFanout - 1);
+  if (level.word[first] > token) return search(Range(level, 0, last), token);
+  const uint32_t node = first + count_up_to(level.word + first, last - first + 1, token) - 1;
+  return level.word[node] == token ? node : kAbsent;
 }
 
 NgramModel::Context NgramModel::empty_context() const {
@@ -227,6 +234,8 @@ NgramModel::Context NgramModel::extend(const Context& context, int32_t token) co
   next.node[0] = child(0, 0, token);
   for (int l = 1; l < order() - 1; ++l) {
     if (context.node[l - 1] != kAbsent) next.node[l] = child(l, context.node[l - 1], token);
+    // What a lookup after this context reads first.
+    if (next.node[l] != kAbsent) __builtin_prefetch(level_[l].info + next.node[l]);
   }
   return next;
 }
@@ -255,7 +264,7 @@ void NgramModel::probability(const Context& context, std::span<const int32_t> ca
       if (seen == 0) damaged("a node with children has the count 0");
       // Reciprocal first, then one product: a division would differ in the last bit.
       const float reciprocal = 1.0f / static_cast<float>(seen);
-      search_all(range_of(l + 1, begin, end), {token.data(), left}, found.data());
+      search_all(Range(level_[l], begin, end), {token.data(), left}, found.data());
       size_t still = 0;
       for (size_t j = 0; j < left; ++j) {
         if (found[j] != kAbsent) {
