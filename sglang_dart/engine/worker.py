@@ -19,6 +19,7 @@ from sglang_dart.commit import RoundState
 from sglang_dart.draft.drafter import Roots
 from sglang_dart.engine import algorithm, prefill
 from sglang_dart.engine.carry import RoundCarry
+from sglang_dart.engine.memory import mib, room_for, tensor_bytes
 from sglang_dart.engine.metrics import AcceptMetrics
 from sglang_dart.engine.verifier import TargetVerifier, length_bounds
 from sglang_dart.ngram_model import Vocabulary, vocabulary_of
@@ -53,7 +54,8 @@ class TreeWorker(BaseSpecWorker):
             spec.speculative_draft_model_path,
             spec.speculative_draft_model_revision,
         )
-        self.drafter = method.load_drafter(_target_of(runner))
+        with room_for("the drafter's weights", "take a smaller drafter, or quantise the target"):
+            self.drafter = method.load_drafter(_target_of(runner))
         self._weight_load_time = time.perf_counter() - started
         self.planner = method.planner(
             self.speculative_num_steps,
@@ -94,19 +96,24 @@ class TreeWorker(BaseSpecWorker):
         """Make the draft KV and the per-request state, sized like the target's pools."""
         super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
         slots = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size
-        self.drafter.allocate(slots)
-        self._state = RoundState(
-            rows=req_to_token_pool.req_to_token.shape[0],
-            levels=self.drafter.levels,
-            candidates=self.planner.candidates,
-            tail=self.planner.context_length,
-            device=torch.device(self.device),
-        )
+        slot_bytes = self.drafter.kv_bytes_per_slot()
+        weights = tensor_bytes(self.drafter, beside=self.target_worker.model_runner.model)
+        kv = f"draft KV {mib(slots * slot_bytes)} ({slots} slots of {slot_bytes} bytes)"
+        with room_for(kv, "lower --mem-fraction-static or --max-total-tokens"):
+            self.drafter.allocate(slots)
+        with room_for("the rounds' buffers", "lower --max-running-requests"):
+            self._state = RoundState(
+                rows=req_to_token_pool.req_to_token.shape[0],
+                levels=self.drafter.levels,
+                candidates=self.planner.candidates,
+                tail=self.planner.context_length,
+                device=torch.device(self.device),
+            )
         logger.info(
-            "sglang-dart: draft KV %.1f MiB (%d slots of %d bytes)",
-            slots * self.drafter.kv_bytes_per_slot() / 2**20,
-            slots,
-            self.drafter.kv_bytes_per_slot(),
+            "sglang-dart: memory: drafter's weights %s, %s, rounds' buffers %s",
+            mib(weights),
+            kv,
+            mib(tensor_bytes(self._state)),
         )
 
     def on_verify_complete_cpu(
