@@ -17,10 +17,12 @@ class Candidates:
 
     token    [bs, D, K] int64, target vocabulary ids, best rank first.
     log_prob [bs, D, K] float32, never rising with rank; -inf marks an unused rank.
+    carry    [bs, D, E] or None: what a causal head must know of each level to score paths.
     """
 
     token: torch.Tensor
     log_prob: torch.Tensor
+    carry: torch.Tensor | None = None
 
     @property
     def levels(self) -> int:

@@ -36,6 +36,8 @@ INDEX = "model.safetensors.index.json"
 # Published files differ in whether the names carry it.
 PREFIX = "model."
 
+NO_ALIASES: Mapping[str, str] = {}
+
 Size = Annotated[int, Field(ge=1)]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -70,32 +72,43 @@ def read_config(source: str, revision: str | None = None) -> DartConfig:
     """
     raw = read_json(source, CONFIG, revision)
     where = f"{source}/{CONFIG}"
-    given = dict(raw)
-    # transformers 5 moved rope_theta and rope_scaling into one object.
-    rope = given.pop("rope_parameters", None)
-    if isinstance(rope, Mapping):
-        given.setdefault("rope_theta", rope.get("rope_theta", DartConfig.rope_theta))
-        if rope.get("rope_type", "default") != "default":
-            given.setdefault("rope_scaling", rope)
+    given = layer_fields(raw)
     given.setdefault("target_hidden_size", given.get("hidden_size"))
-    if given.get("head_dim") is None:
-        heads, hidden = given.get("num_attention_heads"), given.get("hidden_size")
-        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-            given["head_dim"] = hidden // heads
     if given.get("tie_word_embeddings"):
         logger.info("%s: tie_word_embeddings is ignored; a DART head has its own lm_head", where)
     config = validate(DartConfig, given | {"raw": raw}, where)
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(
-            f"{where}: num_attention_heads {config.num_attention_heads} is no multiple of "
-            f"num_key_value_heads {config.num_key_value_heads}"
-        )
+    check_heads(where, config.num_attention_heads, config.num_key_value_heads)
     if config.draft_vocab_size > config.vocab_size:
         raise ValueError(
             f"{where}: draft_vocab_size {config.draft_vocab_size} exceeds "
             f"vocab_size {config.vocab_size}"
         )
     return config
+
+
+def layer_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json, its rope settings and head size where the config classes expect them."""
+    given = dict(raw)
+    # transformers 5 moved rope_theta and rope_scaling into one object.
+    rope = given.pop("rope_parameters", None)
+    if isinstance(rope, Mapping):
+        if "rope_theta" in rope:
+            given.setdefault("rope_theta", rope["rope_theta"])
+        if rope.get("rope_type", "default") != "default":
+            given.setdefault("rope_scaling", rope)
+    if given.get("head_dim") is None:
+        heads, hidden = given.get("num_attention_heads"), given.get("hidden_size")
+        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+            given["head_dim"] = hidden // heads
+    return given
+
+
+def check_heads(where: str, heads: int, kv_heads: int) -> None:
+    """Raise ValueError unless the query heads share the KV heads evenly."""
+    if heads % kv_heads:
+        raise ValueError(
+            f"{where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+        )
 
 
 def validate(kind: type, given: Mapping[str, Any], where: str) -> Any:
@@ -175,15 +188,17 @@ def load_tensors(
     revision: str | None = None,
     optional: Collection[str] = (),
     ignored: Collection[str] = (),
+    aliases: Mapping[str, str] = NO_ALIASES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
     """Load exactly the tensors `shapes` names, floating ones cast to `dtype`.
 
-    A prefix `model.` is dropped. `optional` names may be absent, `ignored` ones are never read.
-    Raises ValueError listing every missing, unexpected or misshapen tensor, before any is loaded.
+    A prefix `model.` is dropped, then one that `aliases` knows is replaced. `optional` names may be
+    absent, `ignored` ones are never read. Raises ValueError listing every missing, unexpected or
+    misshapen tensor, before any is loaded.
     """
-    places = _locate(source, revision)
+    places = _locate(source, revision, aliases)
     expected = {name: shape for name, shape in shapes.items() if name not in ignored}
     problems = [
         f"missing {name} {list(expected[name])}"
@@ -222,19 +237,27 @@ def _cast(tensor: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype, copy=True)
 
 
-def _locate(source: str, revision: str | None) -> dict[str, _Place]:
-    """Map each tensor's name, prefix dropped, to its place."""
+def _locate(source: str, revision: str | None, aliases: Mapping[str, str]) -> dict[str, _Place]:
+    """Map each tensor's name, prefix dropped and aliases replaced, to its place."""
     single = fetch(source, SINGLE, revision)
     files = [single] if single else _shards(source, revision)
     places: dict[str, _Place] = {}
     for path in files:
         with _open(path) as file:
             for stored in file.keys():  # noqa: SIM118 (a safetensors handle, not a mapping)
-                name = stored.removeprefix(PREFIX)
+                name = _usual_name(stored, aliases)
                 if name in places:
                     raise ValueError(f"{source}: two tensors are named {name}")
                 places[name] = _Place(path, stored)
     return places
+
+
+def _usual_name(stored: str, aliases: Mapping[str, str]) -> str:
+    name = stored.removeprefix(PREFIX)
+    for alias, usual in aliases.items():
+        if name.startswith(alias):
+            return usual + name.removeprefix(alias)
+    return name
 
 
 def _shards(source: str, revision: str | None) -> list[Path]:

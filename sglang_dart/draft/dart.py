@@ -6,21 +6,18 @@ Source: arXiv 2601.19278 and its released weights' layout.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from sglang_dart.draft.checkpoint import DartConfig, load_tensors
 from sglang_dart.draft.context_kv import ContextKV
 from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.draft.layers import MLP, Embed, RMSNorm, rope, rotate
 from sglang_dart.draft.topk import top_k
 from sglang_dart.types import Candidates
 
 logger = logging.getLogger(__name__)
-
-Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 def dart_taps(target_layers: int) -> tuple[int, int, int]:
@@ -47,37 +44,6 @@ def check_target(source: str, config: DartConfig, *, hidden_size: int, vocab_siz
             f"{source}: vocab_size {config.vocab_size} exceeds the target's {vocab_size}; "
             "this drafter belongs to another target"
         )
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm: statistics in float32, cast back, then the weight."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
-
-
-def rope(
-    position: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine [..., 1, head_dim / 2] of integer positions [...], from float32 angles."""
-    half = head_dim // 2
-    exponent = torch.arange(half, device=position.device, dtype=torch.float32) / half
-    angle = position[..., None, None].float() * theta**-exponent
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x: torch.Tensor, angle: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Apply rotary embedding, half-split layout, to x [..., heads, head_dim]."""
-    cos, sin = angle
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
 class DartHead(nn.Module):
@@ -141,8 +107,7 @@ class DartHead(nn.Module):
         """From attention's output [..., heads, head_dim] to layer output [..., H], unnormed."""
         layer = self.midlayer
         hidden = residual + layer.self_attn.o_proj(attended.flatten(-2))
-        mlp, normed = layer.mlp, layer.post_attention_layernorm(hidden)
-        return hidden + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def logits(self, hidden: torch.Tensor, final_norm_passes: int) -> torch.Tensor:
         """Layer output [..., H] -> draft logits [..., Vd]. The release norms twice."""
@@ -160,7 +125,7 @@ class _MidLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.self_attn = _Attention(config)
-        self.mlp = _MLP(hidden, config.intermediate_size)
+        self.mlp = MLP(hidden, config.intermediate_size)
 
 
 class _Attention(nn.Module):
@@ -175,14 +140,6 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(2 * hidden, keys, bias=False)
         self.v_proj = nn.Linear(2 * hidden, keys, bias=False)
         self.o_proj = nn.Linear(queries, hidden, bias=False)
-
-
-class _MLP(nn.Module):
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
 
 def load_head(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_dart.draft.dart import DartDrafter, DartHead, rotate
+from sglang_dart.draft.dart import DartDrafter, DartHead
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.train.blocks import attend_blocks, trained_rows
 from sglang_dart.train.capture import FrozenTarget
