@@ -172,7 +172,6 @@ def prune(
     _check_output(target)
     path = ngram_model.find_file(source)
     model = _core.NgramModel.open(str(path))
-    model.verify()
     limits = {
         "min_count": min_count,
         "max_nodes": max_nodes,

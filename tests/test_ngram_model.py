@@ -318,6 +318,32 @@ def test_a_damaged_compact_file_never_crashes(tmp_path: Path, compact: Path) -> 
         assert "\n" not in str(error.value)
 
 
+def test_nothing_is_made_from_a_damaged_model(tmp_path: Path, compact: Path) -> None:
+    """Ranges of children that do not join up would be followed out of the output's bounds."""
+    data = bytearray(compact.read_bytes())
+    words, nodes = 256 + 64, int.from_bytes(data[40:44], "little")
+    assert words > 256 + int.from_bytes(data[100:104], "little")
+    # The first word of the level is its lowest token; its range stands behind the padded words.
+    info = (words + 4 * nodes + 63) // 64 * 64 + 64
+    data[info + 4 + 8 * 5 : info + 8 + 8 * 5] = (2000).to_bytes(4, "little")
+    path, target = tmp_path / "damaged.ngram", tmp_path / "out"
+    path.write_bytes(data)
+    model = _core.NgramModel.open(str(path))
+    for make in (_core.write_trie, _core.prune_ngram):
+        with pytest.raises(RuntimeError, match=r"damaged\.ngram: the checksum of level 1"):
+            make(model, str(target))
+    assert [file.name for file in tmp_path.iterdir()] == ["damaged.ngram"]
+
+
+def test_levels_beyond_the_order_are_refused(tmp_path: Path, compact: Path) -> None:
+    data = bytearray(compact.read_bytes())
+    data[52:56] = (7).to_bytes(4, "little")
+    data[252:256] = zlib.crc32(data[:252]).to_bytes(4, "little")
+    (tmp_path / "bad.ngram").write_bytes(data)
+    with pytest.raises(ValueError, match=r"bad\.ngram: 7 n-grams are longer than the order 3"):
+        _core.NgramModel.open(str(tmp_path / "bad.ngram"))
+
+
 def test_checksums_are_those_of_zlib(compact: Path) -> None:
     data = compact.read_bytes()
     assert zlib.crc32(data[:252]) == int.from_bytes(data[252:256], "little")

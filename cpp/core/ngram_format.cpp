@@ -114,6 +114,10 @@ NgramHeader read_header(std::span<const std::byte> file, const std::string& name
              ": the header's checksum does not match; the file is damaged");
   DART_CHECK(header.order >= kMinOrder && header.order <= kMaxOrder, name, ": order ", header.order,
              " is outside ", kMinOrder, "..", kMaxOrder);
+  for (size_t d = header.order; d < header.level_size.size(); ++d) {
+    DART_CHECK(header.level_size[d] == 0, name, ": ", header.level_size[d],
+               " n-grams are longer than the order ", header.order);
+  }
   DART_CHECK(header.count_bits <= 31, name, ": ", header.count_bits, " count bits exceed 31");
   const uint64_t expected = layout_of(header).file_bytes;
   DART_CHECK(header.file_bytes == expected && file.size() == expected, name, ": ", file.size(),

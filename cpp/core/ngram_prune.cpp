@@ -140,6 +140,7 @@ void Pruner::keep(int level, uint32_t node, NgramLevels& out) const {
 }
 
 NgramLevels Pruner::run() {
+  model_.verify();
   const uint32_t roots = model_.level_size(1);
   for (uint32_t node = 0; node < roots; ++node) {
     // A single token is never looked up; it is worth what stands below it.

@@ -25,7 +25,7 @@ struct PruneOptions {
 // Drops n-grams whose loss changes the model least: an n-gram's utility is its count times the
 // change in log-probability when a lookup must back off from it. Kept nodes keep their counts, and
 // a kept node's path is kept, so probabilities stay counts' ratios and never exceed 1.
-// Throws std::invalid_argument if a limit is too small for any model.
+// Verifies the model first. Throws std::invalid_argument if a limit is too small for any model.
 // Source: Stolcke, "Entropy-based Pruning of Backoff Language Models" (1998), for a back-off
 // without weights.
 NgramLevels prune(const NgramModel& model, const PruneOptions& options);

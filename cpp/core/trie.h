@@ -37,7 +37,8 @@ Mapping trie_to_memory(const Mapping& file, const std::string& name);
 uint64_t convert_trie(const std::string& from, const std::string& to, const TrieOptions& options);
 
 // Writes `model` as a .trie, levels in order, children ascending by token: the same model gives
-// the same bytes. Throws std::invalid_argument if a count exceeds the format's 2^31 - 1.
+// the same bytes. Verifies the model first. Throws std::invalid_argument if a count exceeds the
+// format's 2^31 - 1.
 void write_trie(const NgramModel& model, const std::string& to, const Progress& progress);
 
 }  // namespace dart

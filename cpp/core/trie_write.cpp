@@ -35,6 +35,8 @@ int32_t trie_count(uint32_t count) {
 }  // namespace
 
 void write_trie(const NgramModel& model, const std::string& to, const Progress& progress) {
+  // The size of the file and the ids in it follow from ranges that must join up.
+  model.verify();
   const uint64_t nodes = model.node_count();
   OutputFile file(to, 16 + 24 * nodes + 12 * (nodes - 1));
   Writer out(file.bytes().data());

@@ -11,7 +11,23 @@ namespace {
 
 constexpr uint64_t kLongest = 1 << 16;
 
-// An even first byte mends what the header says of sizes and checksum, so that the rest is read.
+std::span<const std::byte> part(const std::vector<uint8_t>& bytes, uint64_t begin, uint64_t end) {
+  return std::as_bytes(std::span(bytes)).subspan(begin, end - begin);
+}
+
+// Makes the checksums those of the bytes.
+void seal(const dart::NgramLayout& layout, const std::vector<uint8_t>& bytes,
+          dart::NgramHeader& header) {
+  header.metadata_crc =
+      dart::crc32(part(bytes, layout.metadata, layout.metadata + header.metadata_bytes));
+  for (uint32_t d = 0; d < header.order; ++d) {
+    header.level_crc[d] = dart::crc32(part(bytes, layout.level[d].begin, layout.level[d].end));
+  }
+  header.large_crc = dart::crc32(part(bytes, layout.large, layout.file_bytes));
+}
+
+// Bit 0 of the first byte clear: what the header says of sizes and its own checksum is mended, so
+// that the rest is read. Bit 1 clear too: all checksums are, so that verification reads on.
 std::vector<uint8_t> input(const uint8_t* data, size_t size) {
   std::vector<uint8_t> bytes(data + 1, data + size);
   if (data[0] % 2 != 0 || bytes.size() < sizeof(dart::NgramHeader)) return bytes;
@@ -20,14 +36,16 @@ std::vector<uint8_t> input(const uint8_t* data, size_t size) {
   header.magic = dart::kNgramMagic;
   header.version = dart::kNgramVersion;
   header.order = dart::kMinOrder + header.order % (dart::kMaxOrder - dart::kMinOrder + 1);
-  header.file_bytes = dart::layout_of(header).file_bytes;
+  std::fill(header.level_size.begin() + header.order, header.level_size.end(), 0);
+  const dart::NgramLayout layout = dart::layout_of(header);
+  header.file_bytes = layout.file_bytes;
   if (header.file_bytes > kLongest) return bytes;
   header.count_bits %= 32;
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  header.header_crc =
-      dart::crc32(std::as_bytes(std::span(bytes)).first(offsetof(dart::NgramHeader, header_crc)));
-  std::memcpy(bytes.data(), &header, sizeof(header));
   bytes.resize(header.file_bytes);
+  if ((data[0] & 2) == 0) seal(layout, bytes, header);
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  header.header_crc = dart::crc32(part(bytes, 0, offsetof(dart::NgramHeader, header_crc)));
+  std::memcpy(bytes.data(), &header, sizeof(header));
   return bytes;
 }
 

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     for order in range(2, 7):
         for vocab_size in (10, 300, 1 << 22):
             data = model(order, vocab_size)
-            for mode in range(2):
+            for mode in range(4):
                 write(folder / "ngram" / f"{order}-{vocab_size}-{mode}", bytes([mode]) + data)
 
 
