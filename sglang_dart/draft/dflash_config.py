@@ -82,16 +82,17 @@ class DFlashConfig:
         return len(self.target_layer_ids or range(self.num_hidden_layers))
 
     def taps(self, target_layers: int) -> tuple[int, ...]:
-        """The 0-based target layers whose output the drafter reads.
-
-        By default as many as the drafter has layers, evenly from layer 1 to the third-last but one.
-        """
+        """The 0-based target layers whose output the drafter reads."""
         if self.target_layer_ids is not None:
             return tuple(self.target_layer_ids)
-        count = self.num_hidden_layers
-        if count == 1:
-            return (target_layers // 2,)
-        return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
+        return default_taps(self.num_hidden_layers, target_layers)
+
+
+def default_taps(count: int, target_layers: int) -> tuple[int, ...]:
+    """`count` layers of the target, evenly from layer 1 to the third-last but one."""
+    if count == 1:
+        return (target_layers // 2,)
+    return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
 
 
 def read_dflash_config(source: str, revision: str | None = None) -> DFlashConfig:
