@@ -2,72 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-GRAM = 13
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Lower-case words; punctuation and spacing do not count."""
-    return _WORD.findall(text.lower())
-
-
-class Exclusion:
-    """Finds texts that share 13 consecutive words with an evaluation set.
-
-    An evaluation text of fewer than 13 words matches a prompt that is equal to it, word for word.
-    """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._grams: set[tuple[str, ...]] = set()
-        self._short: set[tuple[str, ...]] = set()
-        for text in texts:
-            sequence = words(text)
-            if len(sequence) < GRAM:
-                self._short.add(tuple(sequence))
-            else:
-                self._grams.update(_grams(sequence))
-
-    @classmethod
-    def from_files(cls, files: Iterable[Path]) -> Exclusion:
-        """Read JSON lines with `turns` and, optionally, `reference`: lists of texts.
-
-        Raises ValueError naming file and line.
-        """
-        texts: list[str] = []
-        for path in files:
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path}: cannot read it as UTF-8 text ({error})") from error
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                    found = [*record["turns"], *(record.get("reference") or [])]
-                except (json.JSONDecodeError, KeyError, TypeError) as error:
-                    raise ValueError(
-                        f"{path}:{number}: expected a JSON object with `turns`, got {line[:60]!r}"
-                    ) from error
-                texts += [text for text in found if isinstance(text, str)]
-        return cls(texts)
-
-    def hits(self, prompt: str, answer: str) -> bool:
-        """Does this conversation overlap with an evaluation text?"""
-        asked = words(prompt)
-        if tuple(asked) in self._short:
-            return True
-        return any(gram in self._grams for gram in _grams(asked + words(answer)))
-
-
-def _grams(sequence: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    return zip(*(sequence[offset:] for offset in range(GRAM)), strict=False)
+from sglang_dart.exclusion import Exclusion
 
 
 class Sieve:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dart.exclusion import Exclusion
 from sglang_dart.measure.datasets import load_tokenizer
-from sglang_dart.train.filters import Exclusion, Sieve
+from sglang_dart.train.filters import Sieve
 from sglang_dart.train.prompts import read_prompts, user_header
 from sglang_dart.train.shards import Sample, read_samples, write_shard
 from sglang_dart.train.writer import (
