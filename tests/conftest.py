@@ -20,6 +20,11 @@ from sglang_dart.score.continuity import CountedNgrams
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of single suites stand here, where a plain `pytest` finds them."""
+    parser.addoption("--draws", type=int, default=4000, help="sampled answers a setting")
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill torch.empty with NaN (floats) or the largest value (integers)."""

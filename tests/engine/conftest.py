@@ -86,6 +86,21 @@ def greedy(new_tokens: int, **fields: Any) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": not ends, **fields}
 
 
+def ask(
+    engine: Any, index: Sequence[int], new_tokens: int | list[int], **fields: Any
+) -> list[dict[str, Any]]:
+    """Generate for the prompts(16) at these places."""
+    texts = [prompts(16)[i] for i in index]
+    lengths = new_tokens if isinstance(new_tokens, list) else [new_tokens] * len(index)
+    return engine.generate(input_ids=texts, sampling_params=[greedy(n, **fields) for n in lengths])
+
+
+def expected(record: list[list[int]], i: int, new_tokens: int) -> list[int]:
+    """How plain decoding answers prompt i."""
+    start = len(prompts(16)[i])
+    return record[i][start : start + new_tokens]
+
+
 @pytest.fixture(scope="session")
 def record(start: Callable[..., Any]) -> list[list[int]]:
     """Plain answers to prompts(16), 96 tokens each, prompt included: the script of the tests."""
