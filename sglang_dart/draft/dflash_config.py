@@ -100,8 +100,11 @@ def read_dflash_config(source: str, revision: str | None = None) -> DFlashConfig
 
     Raises ValueError, one line that names the file and the field.
     """
-    raw = read_json(source, CONFIG, revision)
-    where = f"{source}/{CONFIG}"
+    return parse_dflash_config(read_json(source, CONFIG, revision), f"{source}/{CONFIG}")
+
+
+def parse_dflash_config(raw: Mapping[str, Any], where: str) -> DFlashConfig:
+    """Check a config.json. Raises ValueError naming `where` and the field."""
     nested = raw.get(NESTED, {})
     if not isinstance(nested, Mapping):
         raise ValueError(f"{where}: {NESTED}: expected an object, got {type(nested).__name__}")

@@ -8,13 +8,16 @@ masks of their own block up to themselves. Source: arXiv 2601.19278.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 
-from sglang_dart.draft.dart import DartHead, rotate
+from sglang_dart.draft.dart import DartHead
+from sglang_dart.draft.layers import rotate
 
 # Extra components per attention head; flash kernels want a multiple of 8.
 _EXTRA = 8
@@ -39,25 +42,21 @@ class Rows:
     position: torch.Tensor
     start: list[int]
 
-    def to(self, device: torch.device) -> Rows:
+    def to(self, device: torch.device) -> Self:
         """The same rows on `device`, copied without waiting."""
 
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            if device.type != "cuda":
-                return tensor
-            return tensor.pin_memory().to(device, non_blocking=True)
-
-        return Rows(
-            prefix=move(self.prefix),
-            level=move(self.level),
-            teacher=move(self.teacher),
-            position=move(self.position),
-            start=self.start,
-        )
+        if device.type != "cuda":
+            return self
+        moved: dict[str, Any] = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return dataclasses.replace(self, **moved)
 
 
-def trained_rows(turn: torch.Tensor, levels: int) -> Rows:
-    """Choose the rows that serving would draft from.
+def trained_rows(turn: torch.Tensor, levels: int, roots: torch.Tensor | None = None) -> Rows:
+    """Choose the rows that serving would draft from; `roots` [B, T] bool: from these roots alone.
 
     turn [B, T] (host): k for the tokens of the k-th answer of a text (k >= 1), 0 elsewhere. A row
     is trained if its root x_{i+1}, what it predicts and all between belong to one answer, because
@@ -69,7 +68,8 @@ def trained_rows(turn: torch.Tensor, levels: int) -> Rows:
     # Level j of teacher t has root x_{t-j}; position 0 cannot be a root, it has no prefix.
     back = torch.arange(levels)
     at = torch.arange(length)[:, None] - back  # [T, levels]
-    root = torch.where(at >= 1, padded[:, at + levels], 0)
+    allowed = padded if roots is None else padded * F.pad(roots, (levels, 1))
+    root = torch.where(at >= 1, allowed[:, at + levels], 0)
     found = ((predicted > 0)[..., None] & (root == predicted[..., None])).nonzero()
     text, time, level = found.unbind(1)
     position, teacher, count = torch.unique_consecutive(

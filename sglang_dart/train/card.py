@@ -1,47 +1,60 @@
-"""The model card of a trained head: data, command, figures."""
+"""The model card of a trained drafter: data, command, figures."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def model_card(
-    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Mapping[str, Any]
-) -> str:
-    """Markdown with everything that is needed to judge the head and to make it again."""
+@dataclass(frozen=True)
+class Card:
+    """What a card says of its kind of drafter.
+
+    drafts: tokens at once. hits: which positions count as right. data: how the data shaped it.
+    """
+
+    kind: str
+    algorithm: str
+    tags: tuple[str, ...]
+    drafts: int
+    hits: str
+    data: str
+
+
+def model_card(card: Card, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Markdown with everything that is needed to judge the drafter and to make it again."""
     data, scores = summary["data"], summary["held_out"]
     levels = range(len(scores["accuracy"]))
     name = Path(str(summary["target"])).name
     return f"""---
 library_name: sglang-dart
-tags: [speculative-decoding, dart]
+tags: [speculative-decoding, {", ".join(card.tags)}]
 ---
-# DART head for {name}
+# {card.kind} for {name}
 
-Drafts {config["draft_length"] + 1} tokens at once for `{name}` in SGLang with
-[sglang-dart](https://pypi.org/project/sglang-dart/): `--speculative-algorithm DART
---speculative-draft-model-path <this folder>`. The target verifies every draft, so this head
+Drafts {card.drafts} tokens at once for `{name}` in SGLang with
+[sglang-dart](https://pypi.org/project/sglang-dart/): `--speculative-algorithm {card.algorithm}
+--speculative-draft-model-path <this folder>`. The target verifies every draft, so this drafter
 changes speed, never the output.
 
 ## Figures
 Held-out texts: {data["held_out_texts"]} ({summary["date"]}, {summary["device"]}). Share of
-positions whose best draft token is the target's, teacher-forced:
+positions {card.hits}, teacher-forced:
 
 | level | {" | ".join(str(level) for level in levels)} |
 |---|{"---|" * len(levels)}
 | accuracy | {" | ".join(f"{hit:.1%}" for hit in scores["accuracy"])} |
 
 Loss {scores["loss"]:.4f}. A greedy chain of these drafts commits {scores["chain"]:.2f} tokens a
-round (bonus included, no tree, no n-gram), counted from every position alike.
+round (bonus included, no tree, no n-gram), counted from every position alike{_base(scores)}.
 
 ## Data
 {data["texts"]} texts written by the target itself, {data["tokens"]} tokens, of which
 {data["answer_tokens"]} ({data["answer_share"]:.1%}) in answers and trained on;
-{data["dropped_texts"]} texts dropped for having none. The draft vocabulary is the
-{config["draft_vocab_size"]} most frequent answer tokens, {data["vocabulary_coverage"]:.2%} of all.
+{data["dropped_texts"]} texts dropped for having none. {card.data}
 
 ## Training
 {summary["parameters"]} parameters, {summary["step"]} steps, {summary["tokens"]} tokens seen
@@ -55,6 +68,11 @@ round (bonus included, no tree, no n-gram), counted from every position alike.
 {json.dumps(settings, indent=2)}
 ```
 """
+
+
+def _base(scores: Mapping[str, Any]) -> str:
+    base = scores["base_chain"]
+    return "" if base is None else f"; {base:.2f} without the correction head"
 
 
 def gate_section(gate: Mapping[str, Any]) -> str:

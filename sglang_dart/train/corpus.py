@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sglang_dart.train.method import Batch, Method
+from sglang_dart.train.method import Batch, Method, Seed
 from sglang_dart.train.shards import read_columns, shard_files
 
 # Texts are sorted by length within pools of this many batches: little padding, random order.
@@ -150,8 +150,8 @@ def epoch_batches(lengths: np.ndarray, batch_tokens: int, seed: int, epoch: int)
     return [batches[index] for index in rng.permutation(len(batches))]
 
 
-def collate(corpus: Corpus, texts: list[int], method: Method) -> Batch:
-    """Pad `texts` to one length and choose the rows to train."""
+def collate(corpus: Corpus, texts: list[int], method: Method, seed: Seed = ()) -> Batch:
+    """Pad `texts` to one length and choose the rows to train; draws depend on `seed` and text."""
     width = int(corpus.lengths[texts].max())
     ids = np.zeros((len(texts), width), dtype=np.int64)
     mask = np.zeros((len(texts), width), dtype=np.int8)
@@ -160,7 +160,8 @@ def collate(corpus: Corpus, texts: list[int], method: Method) -> Batch:
         ids[row, : corpus.lengths[text]] = corpus.ids[span]
         mask[row, : corpus.lengths[text]] = corpus.mask[span]
     turn = answer_numbers(torch.from_numpy(mask))
-    return Batch(torch.from_numpy(ids), method.rows(turn), texts)
+    rows = method.rows(turn, [(*seed, text) for text in texts])
+    return Batch(torch.from_numpy(ids), rows, texts, seed)
 
 
 def batch_stream(
@@ -168,7 +169,7 @@ def batch_stream(
 ) -> Iterator[Batch]:
     """Batches first, first + stride, … of an endless series of epochs; one is made ahead."""
 
-    def texts() -> Iterator[list[int]]:
+    def texts() -> Iterator[tuple[list[int], Seed]]:
         epoch, batches = 0, epoch_batches(corpus.lengths, batch_tokens, seed, 0)
         index = first
         while True:
@@ -176,12 +177,13 @@ def batch_stream(
                 index -= len(batches)
                 epoch += 1
                 batches = epoch_batches(corpus.lengths, batch_tokens, seed, epoch)
-            yield batches[index]
+            # Other rows of the same text in every epoch.
+            yield batches[index], (seed, epoch)
             index += stride
 
     with ThreadPoolExecutor(1) as ahead:
         coming = None
-        for chosen in texts():
-            ready, coming = coming, ahead.submit(collate, corpus, chosen, method)
+        for chosen, draw in texts():
+            ready, coming = coming, ahead.submit(collate, corpus, chosen, method, draw)
             if ready:
                 yield ready.result()

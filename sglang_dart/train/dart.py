@@ -1,58 +1,36 @@
-"""Train a DART head for a target, from shards to the published layout."""
+"""Train a DART head for a target."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from sglang_dart.draft.checkpoint import DartConfig
 from sglang_dart.draft.dart import DartHead, dart_taps
 from sglang_dart.train.capture import FrozenTarget
-from sglang_dart.train.card import model_card
-from sglang_dart.train.corpus import Corpus, count_tokens, load_corpus
-from sglang_dart.train.export import dart_config, write_checkpoint
+from sglang_dart.train.card import Card
+from sglang_dart.train.corpus import Corpus, count_tokens
+from sglang_dart.train.export import dart_config
 from sglang_dart.train.initial import draft_vocabulary, initial_head
-from sglang_dart.train.loop import Loop, LoopSettings, Progress, claim_folder, newest_checkpoint
 from sglang_dart.train.method import DartMethod
-from sglang_dart.train.record import Scores, as_fields, draw
-
-logger = logging.getLogger(__name__)
+from sglang_dart.train.run import OnStep, Ready, Settings, Trained, train
 
 
 @dataclass(frozen=True)
-class DartSettings:
-    """What to train. `precision`: "bf16" (autocast, float32 master weights) or "fp32"."""
+class DartSettings(Settings):
+    """What to train."""
 
-    model: str
-    data: tuple[str, ...]
-    loop: LoopSettings
-    precision: str
     draft_length: int = 7
     draft_vocab_size: int = 32000
     intermediate_size: int | None = None
     gamma: float = 0.6
     final_norm_passes: int = 2
     borrow: bool = True
-    max_length: int = 2048
-    held_out: float = 0.01
     chunk: int = 512
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run gave. head: folder in the published layout; held_out: texts it never saw."""
-
-    head: Path
-    scores: Scores
-    held_out: Corpus
-    summary: dict[str, Any]
 
 
 def train_dart(
@@ -61,78 +39,54 @@ def train_dart(
     *,
     device: str,
     command: str,
-    on_step: Callable[[Progress, float, Scores | None], None] = lambda *_: None,
+    on_step: OnStep = lambda *_: None,
 ) -> Trained:
-    """Run or resume a training run in `folder` and export its head to `folder`/head.
-
-    Raises ValueError for data that cannot be trained on and settings that differ from those the
-    folder began with; RuntimeError as `Loop.run`.
-    """
-    # Its kernels are planned anew for every batch shape, which takes longer than they save.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    accelerator = Accelerator(
-        cpu=device == "cpu", mixed_precision="bf16" if settings.precision == "bf16" else "no"
-    )
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    target = FrozenTarget.load(settings.model, dart_taps, dtype=dtype, device=accelerator.device)
-    vocab_size = target.config.vocab_size
-    corpus = load_corpus(settings.data, vocab_size, settings.max_length)
-    train, held_out = corpus.split(settings.held_out)
-    facts = _data_facts(corpus, train, held_out)
-    if accelerator.is_main_process:
-        claim_folder(folder, asdict(settings) | {"data_facts": facts})
-    accelerator.wait_for_everyone()
-
-    config, vocabulary = _head_config(settings, target, train)
-    count = torch.from_numpy(count_tokens(train, vocab_size))
-    facts["vocabulary_coverage"] = round(float(count[vocabulary].sum() / count.sum()), 5)
-    head = initial_head(
-        DartConfig(**{k: config[k] for k in DartConfig.__dataclass_fields__ if k in config}),
-        target,
-        vocabulary,
-        borrow=settings.borrow,
-        seed=settings.loop.seed,
-    )
-    method = DartMethod(
-        head.to(accelerator.device),
-        target.model.get_input_embeddings().weight,
-        target.lm_head,
-        gamma=settings.gamma,
-        final_norm_passes=settings.final_norm_passes,
-        chunk=settings.chunk,
-    )
-    resumed = newest_checkpoint(folder)
-    if accelerator.is_main_process:
-        logger.info("data: %s; %s", facts, f"resuming from {resumed}" if resumed else "new run")
-    loop = Loop(accelerator, method, target, train, held_out, settings.loop, folder, on_step)
-    scores = loop.run()
-    summary = {
-        "target": settings.model,
-        "command": command,
-        "parameters": sum(p.numel() for p in head.parameters()),
-        **asdict(loop.progress),
-        "data": facts,
-        "held_out": as_fields(scores),
-        "device": _device_name(accelerator.device),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    if accelerator.is_main_process:
-        export(folder / "head", config, head, vocab_size)
-        draw(folder / "log.csv", folder / "curves.png")
-        (folder / "head" / "README.md").write_text(model_card(summary, config, asdict(settings)))
-    accelerator.wait_for_everyone()
-    return Trained(folder / "head", scores, held_out, summary)
+    """Run or resume the training of a DART head, as `train`."""
+    recipe = _DartRecipe(settings)
+    return train(folder, settings, recipe, device=device, command=command, on_step=on_step)
 
 
-def export(folder: Path, config: dict[str, Any], head: DartHead, vocab_size: int) -> None:
-    """Write the head in bfloat16, with `t2d` beside `d2t`."""
-    tensors = {
-        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-        for name, tensor in head.state_dict().items()
-    }
-    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool)
-    tensors["t2d"][head.target_id().cpu()] = True
-    write_checkpoint(folder, config, tensors)
+@dataclass(frozen=True)
+class _DartRecipe:
+    settings: DartSettings
+
+    def taps(self, layers: int) -> Sequence[int]:
+        return dart_taps(layers)
+
+    def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
+        settings, vocab_size = self.settings, target.config.vocab_size
+        config, vocabulary = _head_config(settings, target, train)
+        count = torch.from_numpy(count_tokens(train, vocab_size))
+        coverage = round(float(count[vocabulary].sum() / count.sum()), 5)
+        head = initial_head(
+            DartConfig(**{k: config[k] for k in DartConfig.__dataclass_fields__ if k in config}),
+            target,
+            vocabulary,
+            borrow=settings.borrow,
+            seed=settings.loop.seed,
+        )
+        method = DartMethod(
+            head.to(target.lm_head.device),
+            target.model.get_input_embeddings().weight,
+            target.lm_head,
+            gamma=settings.gamma,
+            final_norm_passes=settings.final_norm_passes,
+            chunk=settings.chunk,
+        )
+        return Ready(
+            method,
+            config,
+            lambda: _tensors(head, vocab_size),
+            _card(config, coverage),
+            {"vocabulary_coverage": coverage},
+        )
+
+
+def _tensors(head: DartHead, vocab_size: int) -> Mapping[str, torch.Tensor]:
+    """The head's own, and `t2d` beside `d2t`."""
+    covered = torch.zeros(vocab_size, dtype=torch.bool)
+    covered[head.target_id().cpu()] = True
+    return head.state_dict() | {"t2d": covered}
 
 
 def _head_config(
@@ -153,16 +107,13 @@ def _head_config(
     return config, vocabulary
 
 
-def _data_facts(corpus: Corpus, train: Corpus, held_out: Corpus) -> dict[str, Any]:
-    return {
-        "texts": len(train),
-        "held_out_texts": len(held_out),
-        "dropped_texts": corpus.dropped,
-        "tokens": int(corpus.start[-1]),
-        "answer_tokens": corpus.trained_tokens,
-        "answer_share": round(corpus.trained_tokens / int(corpus.start[-1]), 4),
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+def _card(config: Mapping[str, Any], coverage: float) -> Card:
+    return Card(
+        kind="DART head",
+        algorithm="DART",
+        tags=("dart",),
+        drafts=config["draft_length"] + 1,
+        hits="whose best draft token is the target's",
+        data=f"The draft vocabulary is the {config['draft_vocab_size']} most frequent answer "
+        f"tokens, {coverage:.2%} of all.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,59 @@ def dart_config(target: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
         "eos_token_id": target.get("eos_token_id"),
     }
     return config | sizes
+
+
+def dflash_config(
+    target: Mapping[str, Any],
+    *,
+    layers: int,
+    taps: Sequence[int],
+    block_size: int,
+    mask_token_id: int,
+    intermediate_size: int | None = None,
+    domino: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The config.json of a block drafter for a target with this config.json.
+
+    Layers are Qwen3's, in the target's sizes. `domino`: the fields of a Domino head.
+    """
+    rope = target.get("rope_parameters") or target
+    heads = target["num_attention_heads"]
+    own = {"mask_token_id": mask_token_id, "target_layer_ids": list(taps)}
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": block_size,
+        "vocab_size": target["vocab_size"],
+        "hidden_size": target["hidden_size"],
+        "intermediate_size": intermediate_size or target["intermediate_size"],
+        "num_hidden_layers": layers,
+        "num_target_layers": target["num_hidden_layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": target.get("num_key_value_heads", heads),
+        "head_dim": target.get("head_dim") or target["hidden_size"] // heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": target["max_position_embeddings"],
+        "rms_norm_eps": target["rms_norm_eps"],
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "layer_types": ["full_attention"] * layers,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "max_window_layers": layers,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.02,
+        "bos_token_id": target.get("bos_token_id"),
+        "eos_token_id": target.get("eos_token_id"),
+        "dtype": "bfloat16",
+    }
+    if domino is not None:
+        own |= {"projector_type": "domino", **domino}
+        # Published checkpoints have it in both places.
+        config["emb_dim"] = domino["emb_dim"]
+    return config | {"dflash_config": own}
 
 
 def write_checkpoint(

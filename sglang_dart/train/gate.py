@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def check_parity(
     difference = logit_difference(head, target, held_out)
     budget = DEFAULT_BUDGET if device == "cuda" else _CPU_BUDGET
     method = load_method("DART", str(head), None)
+    assert isinstance(method.options, DartOptions)
     # The server must not cut a tree that the reference verifies whole.
     options = dataclasses.replace(method.options, budget=budget, cpu_rows=budget + 1, ngram=None)
     questions = [first_prompt(held_out, text) for text in range(min(prompts, len(held_out)))]
@@ -79,6 +81,7 @@ def check_parity(
             target.embed,
             dtype,
             torch.device(device),
+            functools.partial(torch.nn.functional.linear, weight=target.lm_head),
         )
     )
     found = [

@@ -1,14 +1,19 @@
-"""Where a DART head starts: its draft vocabulary, and weights borrowed from the target."""
+"""Where drafters start: vocabulary and mask token, and weights borrowed from the target."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sglang_dart.draft.checkpoint import DartConfig
 from sglang_dart.draft.dart import DartHead
+from sglang_dart.draft.dflash import DFlashModel
+from sglang_dart.draft.dflash_config import DFlashConfig
+from sglang_dart.draft.domino import DominoModel
 from sglang_dart.train.capture import FrozenTarget
 
 
@@ -56,6 +61,60 @@ def initial_head(
     return head
 
 
+def mask_token(count: np.ndarray, named: int, spare: Collection[int]) -> int:
+    """A token that texts do not use, to stand for what a block drafter should predict.
+
+    count [V]: occurrences in the training texts; named: tokens of the tokenizer, beyond which rows
+    of the embedding are padding; spare: tokens that only templates could use. The first padding
+    row is best, then the last spare one. Raises ValueError if there is neither.
+    """
+    if named < len(count):
+        return named
+    unused = [token for token in spare if not count[token]]
+    if not unused:
+        raise ValueError(
+            "no unused token can stand for masks: every row of the target's embedding has a name "
+            "and every added token is in the texts; name one with --mask-token-id"
+        )
+    return max(unused)
+
+
+@torch.no_grad()
+def initial_block_model(
+    config: DFlashConfig, target: FrozenTarget, *, borrow: bool, seed: int
+) -> DFlashModel:
+    """A block drafter in float32; its Domino head, if any, corrects nothing yet.
+
+    borrow=True takes from the target what fits by shape: the layers are the target's last ones
+    (without their norms of queries and keys), fc passes the highest tap on, `norm` is the target's.
+    All else is random with std 0.02, norms are 1.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = DominoModel(config) if config.domino else DFlashModel(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.02)
+    if isinstance(model, DominoModel):
+        nn.init.zeros_(list(model.embed_proj.parameters())[-1])
+    if borrow:
+        decoder, hidden = target.decoder, config.hidden_size
+        layers: list[Any] = list(model.layers)
+        model.fc.weight[:, -hidden:] += torch.eye(hidden)
+        model.hidden_norm.weight.copy_(decoder.layers[-1].input_layernorm.weight)
+        model.norm.weight.copy_(decoder.norm.weight)
+        count = min(len(layers), len(decoder.layers))
+        for own, given in zip(layers[-count:], decoder.layers[-count:], strict=True):
+            own.input_layernorm.weight.copy_(given.input_layernorm.weight)
+            own.post_attention_layernorm.weight.copy_(given.post_attention_layernorm.weight)
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                _copy_if_fits(
+                    getattr(own.self_attn, name).weight, getattr(given.self_attn, name).weight
+                )
+            _borrow_mlp(own.mlp, given.mlp)
+    return model
+
+
 def _borrow_output(head: DartHead, target: FrozenTarget, vocabulary: torch.Tensor) -> None:
     if head.config.hidden_size != head.config.target_hidden_size:
         return
@@ -75,11 +134,15 @@ def _borrow_layer(head: DartHead, target: FrozenTarget) -> None:
         own = getattr(layer.self_attn, name).weight[:, hidden:]
         _copy_if_fits(own, getattr(last.self_attn, name).weight)
     _copy_if_fits(layer.self_attn.o_proj.weight, last.self_attn.o_proj.weight)
+    _borrow_mlp(layer.mlp, last.mlp)
+
+
+def _borrow_mlp(own: Any, given: Any) -> None:
     # Mixture-of-experts layers have no single MLP to borrow.
     for name in ("gate_proj", "up_proj", "down_proj"):
-        weight = getattr(getattr(last.mlp, name, None), "weight", None)
+        weight = getattr(getattr(given, name, None), "weight", None)
         if weight is not None:
-            _copy_if_fits(getattr(layer.mlp, name).weight, weight)
+            _copy_if_fits(getattr(own, name).weight, weight)
 
 
 def _copy_if_fits(own: torch.Tensor, given: torch.Tensor) -> None:

@@ -118,6 +118,7 @@ class Loop:
         began = time.monotonic() - self.progress.seconds
         while (done := self._done(began)) < 1:
             lr = self._set_lr(done)
+            self.method.schedule(done)
             batch = next(batches)
             norm = self._step(batch, tally)
             self.progress.step += 1
@@ -144,6 +145,7 @@ class Loop:
         """Scores on the held-out texts, the same at every call."""
         count = min(len(self.held_out), _EVALUATED)
         tally = Tally(self.method.levels, self.accelerator.device)
+        self.method.schedule(1.0)
         lengths = self.held_out.lengths[:count]
         for texts in epoch_batches(lengths, self.settings.batch_tokens, seed=0, epoch=0):
             batch = collate(self.held_out, texts, self.method).to(self.accelerator.device)
@@ -197,7 +199,8 @@ class Loop:
     def _describe_failure(self, batch: Batch, loss: float, norm: float) -> str:
         culprits = []
         for text in batch.sample:
-            alone = collate(self.train_corpus, [text], self.method).to(self.accelerator.device)
+            alone = collate(self.train_corpus, [text], self.method, batch.seed)
+            alone = alone.to(self.accelerator.device)
             with self.accelerator.autocast():
                 value = self.method(alone, self.target.capture(alone.ids)).loss
             if not torch.isfinite(value):

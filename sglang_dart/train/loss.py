@@ -28,10 +28,14 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Distilled:
-    """loss: scalar, differentiable. correct [R] bool: the row's best token is the target's."""
+    """loss: scalar, differentiable. correct [R] bool: the row's best token is the one wanted.
+
+    base_correct: the same before a correction head, None where there is none.
+    """
 
     loss: torch.Tensor
     correct: torch.Tensor
+    base_correct: torch.Tensor | None = None
 
 
 def distil(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,18 +14,25 @@ from sglang_dart.train.blocks import Rows, draft_rows, trained_rows
 from sglang_dart.train.capture import Capture
 from sglang_dart.train.loss import Distilled, Teacher, distil
 
+# Names a draw: the same numbers give the same rows.
+Seed = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts, padded at their ends. ids [B, T] int64; rows: trained ones; sample: their numbers."""
+    """Texts, padded at their ends. ids [B, T] int64; rows: trained ones; sample: their numbers.
+
+    seed: what their rows were drawn with.
+    """
 
     ids: torch.Tensor
     rows: Rows
     sample: list[int]
+    seed: Seed = ()
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
-        return Batch(self.ids.to(device, non_blocking=True), self.rows.to(device), self.sample)
+        return replace(self, ids=self.ids.to(device, non_blocking=True), rows=self.rows.to(device))
 
 
 class Method(Protocol):
@@ -32,8 +40,14 @@ class Method(Protocol):
 
     levels: int
 
-    def rows(self, turn: torch.Tensor) -> Rows:
-        """Choose the rows to train from answer numbers turn [B, T], on the host."""
+    def rows(self, turn: torch.Tensor, seed: Sequence[Seed]) -> Rows:
+        """Choose the rows to train from answer numbers turn [B, T], on the host.
+
+        What is drawn depends on the seeds alone, one a text.
+        """
+
+    def schedule(self, done: float) -> None:
+        """Follow the share of the run that is behind us, 0 .. 1; held-out texts are scored at 1."""
 
     def __call__(self, batch: Batch, capture: Capture) -> Distilled:
         """Loss and hits of a batch."""
@@ -67,9 +81,12 @@ class DartMethod(nn.Module):
         self._target = (target_lm_head.detach(), target_id, draft_id)
         self._embedding = target_embedding.detach()
 
-    def rows(self, turn: torch.Tensor) -> Rows:
-        """Choose the rows that serving would draft from."""
+    def rows(self, turn: torch.Tensor, seed: Sequence[Seed] = ()) -> Rows:
+        """Choose the rows that serving would draft from; nothing is drawn."""
         return trained_rows(turn, self.levels)
+
+    def schedule(self, done: float) -> None:
+        """The loss stays the same."""
 
     def hidden(self, batch: Batch, capture: Capture) -> torch.Tensor:
         """Inputs of `lm_head` for the batch's rows, [R, H]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ class Scores:
 
     accuracy[j]: share of level-j rows whose best token is the target's (a token outside the draft
     vocabulary is a miss). chain: tokens a greedy chain would commit a round, the bonus included,
-    from prefixes that have rows at all levels.
+    from prefixes that have rows at all levels; base_chain: without the correction head, if any.
     """
 
     loss: float
     accuracy: list[float]
     chain: float
+    base_chain: float | None = None
 
 
 class Tally:
@@ -35,7 +36,9 @@ class Tally:
         self.levels = levels
         self._loss = torch.zeros(2, device=device, dtype=torch.float64)
         self._hit = torch.zeros(2, levels, device=device, dtype=torch.int64)
-        self._chain = torch.zeros(2, device=device, dtype=torch.int64)
+        # Tokens, tokens without a correction head, rounds.
+        self._chain = torch.zeros(3, device=device, dtype=torch.int64)
+        self._corrected = False
 
     @torch.no_grad()
     def add(self, distilled: Distilled, rows: Rows, places: int) -> None:
@@ -46,19 +49,23 @@ class Tally:
         self._hit[0].index_add_(0, rows.level, correct.long())
         self._hit[1].index_add_(0, rows.level, torch.ones_like(rows.level))
         # A prefix has all levels if its deepest row exists.
-        grid = torch.zeros(places, self.levels, dtype=torch.int64, device=correct.device)
-        grid[rows.prefix, rows.level] = correct.long()
         full = rows.prefix[rows.level == self.levels - 1]
-        accepted = grid[full].cumprod(1).sum()
-        self._chain += torch.stack([accepted + len(full), accepted.new_tensor(len(full))])
+        self._corrected = distilled.base_correct is not None
+        for which, hits in enumerate((correct, distilled.base_correct)):
+            if hits is not None:
+                grid = torch.zeros(places, self.levels, dtype=torch.int64, device=hits.device)
+                grid[rows.prefix, rows.level] = hits.long()
+                self._chain[which] += grid[full].cumprod(1).sum() + len(full)
+        self._chain[2] += len(full)
 
     def scores(self) -> Scores:
         """The means so far."""
         loss, batches = self._loss.tolist()
         hit, count = self._hit.tolist()
-        tokens, rounds = self._chain.tolist()
+        tokens, base, rounds = self._chain.tolist()
         accuracy = [h / max(n, 1) for h, n in zip(hit, count, strict=True)]
-        return Scores(loss / max(batches, 1), accuracy, tokens / max(rounds, 1))
+        base_chain = base / max(rounds, 1) if self._corrected else None
+        return Scores(loss / max(batches, 1), accuracy, tokens / max(rounds, 1), base_chain)
 
 
 class Log:
@@ -68,7 +75,7 @@ class Log:
         """Open the log; records after `resume_step` are taken out, for their steps run again."""
         self.path = path
         self._names = ["split", "step", "epoch", "tokens", "seconds", "lr", "grad_norm", "loss"]
-        self._names += ["chain", *(f"accuracy_{level}" for level in range(levels))]
+        self._names += ["chain", "base_chain", *(f"accuracy_{level}" for level in range(levels))]
         kept = [row for row in read_log(path) if int(row["step"]) <= resume_step]
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._names)
@@ -78,6 +85,8 @@ class Log:
     def add(self, scores: Scores, **fields: Any) -> None:
         """Append one record."""
         row = dict(fields, loss=f"{scores.loss:.6f}", chain=f"{scores.chain:.4f}")
+        if scores.base_chain is not None:
+            row["base_chain"] = f"{scores.base_chain:.4f}"
         row |= {f"accuracy_{level}": f"{hit:.5f}" for level, hit in enumerate(scores.accuracy)}
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._names).writerow(row)
@@ -124,4 +133,4 @@ def _column(rows: list[dict[str, str]], name: str) -> list[float]:
 
 def as_fields(scores: Scores) -> Mapping[str, Any]:
     """Scores in the form of JSON."""
-    return {"loss": scores.loss, "accuracy": scores.accuracy, "chain": scores.chain}
+    return asdict(scores)

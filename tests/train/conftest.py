@@ -13,6 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sglang_dart.draft.checkpoint import DartConfig
 from sglang_dart.draft.dart import DartHead, dart_taps
+from sglang_dart.draft.dflash import DFlashModel
+from sglang_dart.draft.dflash_config import DFlashConfig, DominoConfig
+from sglang_dart.draft.domino import DominoModel
+from sglang_dart.train.block_method import BlockMethod
 from sglang_dart.train.capture import FrozenTarget
 from sglang_dart.train.method import Batch, DartMethod
 from sglang_dart.train.shards import Sample, write_shard
@@ -147,15 +151,63 @@ def make_method(tiny_head: DartHead, target: FrozenTarget) -> Callable[..., Dart
 
 
 @pytest.fixture
-def make_batch() -> Callable[[DartMethod], tuple[Batch, torch.Tensor]]:
+def make_batch() -> Callable[..., tuple[Batch, torch.Tensor]]:
     """Random texts: two of them, of lengths 19 and 13, the first with two answers."""
 
-    def make(method: DartMethod) -> tuple[Batch, torch.Tensor]:
+    def make(method: DartMethod | BlockMethod) -> tuple[Batch, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(0, VOCAB, (2, 19), generator=generator)
         turn = torch.zeros(2, 19, dtype=torch.int64)
         turn[0, 4:9], turn[0, 12:19], turn[1, 3:13] = 1, 2, 1
         ids[1, 13:] = 0
-        return Batch(ids, method.rows(turn), [0, 1]), turn
+        return Batch(ids, method.rows(turn, [(0,), (1,)]), [0, 1]), turn
+
+    return make
+
+
+BLOCK_TAPS = [1, 4, 6]
+MASK = 263
+
+
+@pytest.fixture(scope="session")
+def block_target() -> FrozenTarget:
+    """The target, tapped for block drafters."""
+    return FrozenTarget(tiny_llama(), BLOCK_TAPS)
+
+
+@pytest.fixture
+def make_block_method(block_target: FrozenTarget) -> Callable[..., BlockMethod]:
+    """A random drafter of 2 layers and blocks of 6 in training.
+
+    `make_block_method("dflash")`, or "domino" with shift_label=..., and options of BlockMethod.
+    """
+
+    def make(kind: str, shift_label: bool = True, **options: float) -> BlockMethod:
+        domino = DominoConfig(shift_label=shift_label, emb_dim=5, gru_hidden_dim=7)
+        config = DFlashConfig(
+            vocab_size=VOCAB,
+            hidden_size=24,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            rms_norm_eps=1e-5,
+            rope_theta=1000.0,
+            block_size=6,
+            mask_token_id=MASK,
+            target_layer_ids=BLOCK_TAPS,
+            domino=domino if kind == "domino" else None,
+        )
+        torch.manual_seed(3)
+        model = DominoModel(config) if kind == "domino" else DFlashModel(config)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            else:
+                torch.nn.init.normal_(parameter, std=0.5 if "embed_proj" in name else 0.2)
+        settings = {"mask_token_id": MASK, "anchors": 4, "decay": 7.0} | options
+        embedding = block_target.model.get_input_embeddings().weight
+        return BlockMethod(model, embedding, block_target.lm_head, **settings)
 
     return make

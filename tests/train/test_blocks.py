@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from sglang_dart.draft.dart import DartDrafter, DartHead
 from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.draft.layers import rotate
 from sglang_dart.train.blocks import attend_blocks, trained_rows
 from sglang_dart.train.capture import FrozenTarget
 
