@@ -33,6 +33,10 @@ TOOLS = {
         "sglang_dart.eval",
         "Measure accept length, or compare every token with plain decoding.",
     ),
+    "sweep": (
+        "sglang_dart.sweep",
+        "Measure throughput and latency of several algorithms side by side.",
+    ),
 }
 # Whatever base class of usage errors this typer has, its own click or the click package.
 _UsageError: Any = typer.BadParameter.__base__

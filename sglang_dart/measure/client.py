@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,30 +110,48 @@ def chat(
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
             async def one(_: int, messages: Sequence[Mapping[str, str]]) -> Reply:
-                return await _chat(client, messages, sampling)
+                return await send_chat(client, messages, sampling)
 
             return await each(conversations, one, concurrency)
 
     return asyncio.run(run())
 
 
-async def _chat(
-    client: AsyncOpenAI, messages: Sequence[Mapping[str, str]], sampling: Mapping[str, Any]
+async def send_chat(
+    client: AsyncOpenAI,
+    messages: Sequence[Mapping[str, str]],
+    sampling: Mapping[str, Any],
+    fields: Mapping[str, Any] | None = None,
 ) -> Reply:
+    """Stream one answer from the OpenAI API.
+
+    sampling: arguments of chat.completions.create. fields: further fields of the request's body.
+    The reply's `meta` holds the counts of tokens and SGLang's figures of speculation. Raises
+    openai.APIError, or httpx.HTTPError if the stream breaks.
+    """
     start = time.perf_counter()
     first: float | None = None
     text, finish = "", ""
     extension: dict[str, Any] = {}
-    stream: Any = await client.chat.completions.create(
-        model="default",
-        messages=messages,  # type: ignore[arg-type]
-        stream=True,
+    usage: dict[str, Any] = {}
+    arguments: dict[str, Any] = {
+        "model": "default",
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
         # SGLang's own fields: the ids, and what its log calls accept length and histogram.
-        extra_body={"return_output_ids_in_sglext": True, "return_spec_tokens_details": True},
+        "extra_body": {
+            "return_output_ids_in_sglext": True,
+            "return_spec_tokens_details": True,
+            **(fields or {}),
+        },
         **sampling,
-    )
+    }
+    stream = await client.chat.completions.create(**arguments)
     async for chunk in stream:
         extension |= (chunk.model_extra or {}).get("sglext") or {}
+        if chunk.usage:
+            usage = chunk.usage.model_dump(include={"prompt_tokens", "completion_tokens"})
         for choice in chunk.choices:
             if choice.delta.content and first is None:
                 first = time.perf_counter()
@@ -145,8 +164,44 @@ async def _chat(
         finish=finish,
         latency_s=end - start,
         ttft_s=None if first is None else first - start,
-        meta=extension.get("spec_tokens_details") or {},
+        meta=usage | (extension.get("spec_tokens_details") or {}),
     )
+
+
+def server_facts(url: str) -> dict[str, Any]:
+    """What a server says about itself: "model", "version", "memory" (GB) and "kv_tokens".
+
+    Raises RequestError if no SGLang server answers there.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as response:
+            info = json.load(response)
+        state = info["internal_states"][0]
+        return {
+            "model": state["model_path"],
+            "version": info["version"],
+            "memory": state["memory_usage"],
+            "kv_tokens": state["memory_usage"]["token_capacity"],
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise RequestError(f"{url}: no SGLang server answers there ({error!r})") from error
+
+
+async def flush_cache(url: str) -> None:
+    """Empty the server's prefix cache, and what NGRAM has learnt, once no request runs.
+
+    Raises RequestError if it does not.
+    """
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            session.post(f"{url}/flush_cache", params={"timeout": "60"}) as response,
+        ):
+            if response.status != 200:
+                text = _message(await response.text())
+                raise RequestError(f"{url}/flush_cache: HTTP {response.status}: {text}")
+    except aiohttp.ClientError as error:
+        raise RequestError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 async def each(

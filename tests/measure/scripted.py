@@ -14,8 +14,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextmanager
-def listening(handlers: dict[str, Handler]) -> Iterator[str]:
-    """Serve POST `handlers` by path for the length of the block; gives the URL."""
+def listening(
+    handlers: dict[str, Handler], gets: dict[str, Handler] | None = None
+) -> Iterator[str]:
+    """Serve POST `handlers` and GET `gets` by path for the length of the block; gives the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -24,6 +26,8 @@ def listening(handlers: dict[str, Handler]) -> Iterator[str]:
         app = web.Application()
         for path, handler in handlers.items():
             app.router.add_post(path, handler)
+        for path, handler in (gets or {}).items():
+            app.router.add_get(path, handler)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,0 +1,78 @@
+"""Figures of a sweep as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_dart.measure.report import PLAIN
+from sglang_dart.measure.throughput import Row
+
+Draw = Callable[[Any, str, list[Row], Any], None]
+
+
+def throughput_against_latency(rows: Sequence[Row], path: Path) -> None:
+    """Output tokens/s against median time per output token: a panel a set, a curve an arm."""
+
+    def draw(axes: Any, arm: str, found: list[Row], colour: Any) -> None:
+        x = [row.tpot_ms_p50 for row in found]
+        y = [row.tokens_per_s.median for row in found]
+        error = _error([(s.median, s.low, s.high) for s in (row.tokens_per_s for row in found)])
+        axes.errorbar(x, y, yerr=error, marker="o", capsize=2, label=arm, color=colour)
+        for row, *at in zip(found, x, y, strict=True):
+            axes.annotate(str(row.concurrency), at, textcoords="offset points", xytext=(4, 4))
+
+    labels = ("ms per output token, median", "output tokens/s")
+    _panels(rows, path, draw, labels, title="numbers: requests at a time")
+
+
+def speedup_against_concurrency(rows: Sequence[Row], path: Path) -> None:
+    """Throughput over plain decoding's, against concurrency: a panel a set, a curve an arm."""
+
+    def draw(axes: Any, arm: str, found: list[Row], colour: Any) -> None:
+        spreads = [row.speedup for row in found if row.speedup is not None]
+        x = [row.concurrency for row in found if row.speedup is not None]
+        y = [s.median for s in spreads]
+        error = _error([(s.median, s.low, s.high) for s in spreads])
+        axes.errorbar(x, y, yerr=error, marker="o", capsize=2, label=arm, color=colour)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, [str(value) for value in x])
+        axes.axhline(1.0, color="grey", linewidth=0.8, zorder=0)
+
+    compared = [row for row in rows if row.speedup is not None and row.arm != PLAIN]
+    _panels(compared, path, draw, ("requests at a time", "output tokens/s over plain decoding's"))
+
+
+def _panels(
+    rows: Sequence[Row], path: Path, draw: Draw, labels: tuple[str, str], title: str = ""
+) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sets = sorted({row.set for row in rows})
+    # In the order of the rows, so that an arm has one colour everywhere.
+    arms = list(dict.fromkeys(row.arm for row in rows))
+    colours = matplotlib.colormaps["tab10"]
+    figure = Figure(figsize=(4.2 * max(1, len(sets)), 3.8), layout="constrained")
+    panels = figure.subplots(1, max(1, len(sets)), squeeze=False)[0]
+    for axes, name in zip(panels, sets, strict=False):
+        for index, arm in enumerate(arms):
+            found = [row for row in rows if (row.set, row.arm) == (name, arm)]
+            if found:
+                found.sort(key=lambda row: row.concurrency)
+                draw(axes, arm, found, colours(index % 10))
+        axes.set(title=name, xlabel=labels[0], ylabel=labels[1])
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    if title:
+        figure.suptitle(title, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def _error(spreads: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    return [
+        [median - low for median, low, _ in spreads],
+        [high - median for median, _, high in spreads],
+    ]
