@@ -52,6 +52,10 @@ def build(
     eos_id: Annotated[
         int | None, typer.Option(min=0, help="Ends documents; default: the tokenizer's.")
     ] = None,
+    exclude: Annotated[
+        list[Path] | None,
+        typer.Option(help="Evaluation set (JSON lines with `turns`) to keep out; repeatable."),
+    ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder of intermediate files; default: OUTPUT.work.")
     ] = None,
@@ -72,6 +76,8 @@ def build(
         raise ValueError(
             "--vocab-size is the tokenizer's; give one of --tokenizer and --vocab-size"
         )
+    if token_ids and exclude:
+        raise ValueError("--exclude compares words: give texts instead of --token-ids")
     units = find_units(inputs, TOKEN_FORMATS if token_ids else TEXT_FORMATS)
     vocabulary, source, eos = Vocabulary(vocab_size), None, eos_id
     if tokenizer:
@@ -80,7 +86,10 @@ def build(
         source = TokenizerSource.of(loaded, tokenizer, eos_id)
         eos = source.eos
     assert eos is not None
-    plan = builder.Plan(tuple(units), order, vocabulary, eos, None if token_ids else source)
+    kept_out = tuple(map(str, exclude or []))
+    plan = builder.Plan(
+        tuple(units), order, vocabulary, eos, None if token_ids else source, kept_out
+    )
     start = time.perf_counter()
     with _progress() as progress:
         result = builder.build(
@@ -91,6 +100,9 @@ def build(
             _bytes_of(memory),
             progress,
         )
+    if exclude:
+        removed = result.bad.get(builder.OVERLAP, 0)
+        _console.print(f"removed for overlap with the evaluation sets (13-gram): {removed}")
     for reason, count in result.bad.items():
         _console.print(f"left out: {count} documents, {reason}", style="yellow")
     model = _core.NgramModel.open(str(output))

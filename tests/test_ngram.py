@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sglang_dart import _core, ngram_model
 from sglang_dart.cli import main
+from sglang_dart.score.continuity import CountedNgrams
+from tests.tiny_tokenizer import make_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden" / "dart"
+IDS = ["--token-ids", "--vocab-size", 301, "--eos-id", 300]
 TRIE = str(GOLDEN / "ngram_order3.trie")
 
 
@@ -100,7 +110,7 @@ def test_build_from_token_ids(tool: Any, tmp_path: Path) -> None:
     # 300 ends each document here, and is counted like any token.
     stream = [token for row in documents if row for token in [*row, 300]]
     np.save(tmp_path / "stream.npy", np.array(stream, np.int32))
-    arguments = ["--token-ids", "--vocab-size", 301, "--eos-id", 300, "--memory", "2GB"]
+    arguments = [*IDS, "--memory", "2GB"]
     output = tmp_path / "model.ngram"
     code, answer, error = tool("build", tmp_path / "stream.npy", "-o", output, *arguments)
     assert code == 0, error
@@ -114,9 +124,97 @@ def test_build_from_token_ids(tool: Any, tmp_path: Path) -> None:
             assert model.count(row[i : i + 3]) == golden.count(row[i : i + 3])
 
 
+def write_texts(folder: Path) -> list[str]:
+    """Texts in a file of every format; the last one is of an evaluation set."""
+    documents = [f"the cat {i} sat on the mat" for i in range(40)] + ["Name three colours."]
+    folder.mkdir()
+    lines = [json.dumps({"text": text}) for text in documents[:10]]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    with gzip.open(folder / "b.txt.gz", "wt") as file:
+        file.write("\n".join(documents[10:20]))
+    pq.write_table(pa.table({"text": documents[20:]}), folder / "c.parquet", row_group_size=4)
+    return documents[:-1]
+
+
+def test_texts_to_answers(tool: Any, tmp_path: Path) -> None:
+    """Build with two processes, an evaluation set kept out; ask with text."""
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    held_out = tmp_path / "eval.jsonl"
+    held_out.write_text(json.dumps({"turns": ["name THREE colours"]}))
+    documents = write_texts(tmp_path / "texts")
+    output = tmp_path / "model.ngram"
+    name = ["--tokenizer", tmp_path / "tokenizer"]
+    settings = ["--order", 4, "--workers", 2, "--memory", "2GB", "--exclude", held_out]
+    code, answer, error = tool("build", tmp_path / "texts", "-o", output, *name, *settings)
+    assert code == 0, error
+    assert "removed for overlap with the evaluation sets (13-gram): 1\n" in error
+    assert (answer["documents"], answer["order"]) == (len(documents), 4)
+    assert answer["tokenizer"] == "tokenizer"
+    rows = [[*row, tokenizer.eos_token_id] for row in tokenizer(documents)["input_ids"]]
+    counts = CountedNgrams.of_documents(rows, 4).counts
+    assert (answer["nodes"], answer["tokens"]) == (len(counts), sum(map(len, rows)))
+    # Progress of both stages.
+    assert "count" in error
+    assert "add up" in error
+
+    code, answer, error = tool("query", output, "--context", "the cat", "--top", 1, *name)
+    assert (code, answer["matched_length"]) == (0, [2])
+    assert tokenizer.decode(answer["candidates"]) in error
+    other = make_tokenizer(tmp_path / "other", "a text about dogs that sleep all day long")
+    assert other.get_vocab() != tokenizer.get_vocab()
+    code, _, error = tool("query", output, "--context", "the", "--tokenizer", tmp_path / "other")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "built for tokenizer (" in error
+    assert "the target uses other (" in error
+
+
+def test_a_killed_build_goes_on(tmp_path: Path) -> None:
+    """The command dies without a word, and so do its workers; the same command ends the work."""
+    random = np.random.default_rng(0)
+    rows = [(random.zipf(1.4, 20) % 250).tolist() for _ in range(6000)]
+    pq.write_table(pa.table({"input_ids": rows}), tmp_path / "ids.parquet", row_group_size=4)
+    output, done = tmp_path / "model.ngram", tmp_path / "model.ngram.work" / "done"
+    words = [tmp_path / "ids.parquet", "-o", output, "--token-ids", "--vocab-size", 300]
+    words += ["--eos-id", 256, "--workers", 2, "--memory", "2GB"]
+    command = [sys.executable, "-m", "sglang_dart.ngram", "build", *map(str, words)]
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while build.poll() is None and (not done.is_dir() or len(list(done.iterdir())) < 20):
+        time.sleep(0.01)
+    workers = psutil.Process(build.pid).children(recursive=True)
+    assert len(workers) >= 2
+    build.kill()
+    build.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+    finished = {file.name: file.stat().st_mtime_ns for file in done.glob("*.json")}
+    assert 20 <= len(finished) < 1500
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert not done.exists()
+    model = _core.NgramModel.open(str(output))
+    model.verify()
+    counts = CountedNgrams.of_documents([[*row, 256] for row in rows], 3).counts
+    assert model.node_count == len(counts)
+    assert all(model.count(path) == count for path, count in counts.items())
+
+
+def test_a_model_of_the_hub(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: TRIE)
+    code, answer, _ = tool("inspect", "fvliang/dart-qwen3-ngram:small.trie")
+    assert (code, answer["nodes"]) == (0, 5527)
+    code, _, error = tool("inspect", "fvliang/dart-qwen3-ngram")
+    assert (code, "not a hub name `repo/id:file`" in error) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (
+            [*IDS, "--exclude", GOLDEN / "ngram_corpus.json"],
+            "--exclude compares words: give texts instead of --token-ids",
+        ),
         (["--token-ids"], "give --tokenizer, or --token-ids with --vocab-size and --eos-id"),
         (["--tokenizer", "x", "--vocab-size", 5], "give one of --tokenizer and --vocab-size"),
         (["--tokenizer", GOLDEN / "ngram_corrupt"], "ngram_corrupt: "),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_dart import _core
 from sglang_dart.ngram_build import documents as corpus
 from sglang_dart.ngram_build import encode
-from sglang_dart.ngram_build.build import SMALLEST_MEMORY, Plan, build
+from sglang_dart.ngram_build.build import OVERLAP, SMALLEST_MEMORY, Plan, build
 from sglang_dart.ngram_build.count import PartWriter, WindowKey, merge_parts
 from sglang_dart.ngram_build.documents import TEXT_FORMATS, TOKEN_FORMATS, find_units, read_texts
 from sglang_dart.ngram_build.encode import Encoder, TokenizerSource
 from sglang_dart.ngram_model import Vocabulary, vocabulary_of
 from sglang_dart.score.continuity import CountedNgrams
-
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-)
+from tests.tiny_tokenizer import make_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a BOS that opens every text, chat markers and a template."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    special = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|eos|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(["the cat sat on the mat and the dog sat on the cat"] * 3, trainer)
-    core.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token="<|bos|>",
-        eos_token="<|eos|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-        chat_template=TEMPLATE,
-    )
-    folder = tmp_path_factory.mktemp("tokenizer")
-    fast.save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
@@ -189,6 +161,10 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     (work / "parts" / "000002-00000.parquet").write_bytes(b"half")
     with pytest.raises(ValueError, match="unfinished build of other inputs or settings"):
         build(token_plan(source, 4), output, work, 1, SMALLEST_MEMORY, lambda *_: None)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="a build is running here"):
+            build(plan, output, work, 1, SMALLEST_MEMORY, lambda *_: None)
     started = []
     build(plan, output, work, 1, SMALLEST_MEMORY, lambda *call: started.append(call))
     assert started[0][:2] == ("count", plan.units[0].weight + plan.units[1].weight)
@@ -372,6 +348,40 @@ def test_texts_end_to_end(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) ->
     first = (tmp_path / "model.ngram").read_bytes()
     run(plan, tmp_path, workers=1)
     assert (tmp_path / "model.ngram").read_bytes() == first
+
+
+def test_evaluation_texts_are_left_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    long = "the cat sat on the mat and the dog sat on the other cat"
+    held_out = write_lines(tmp_path / "eval.jsonl", {"turns": [long, "Who sat on the mat?"]})
+    source = tmp_path / "source"
+    source.mkdir()
+    kept = [f"the cat {i} sat" for i in range(50)]
+    chat = [{"role": "user", "content": "who SAT on the mat"}, {"role": "robot", "content": "x"}]
+    split = [{"role": r, "content": c} for r, c in (("user", long[:22]), ("user", long[22:]))]
+    answer = [{"role": "assistant", "content": "Who sat on the mat?"}]
+    write_lines(source / "a.jsonl", *({"text": text} for text in kept), {"text": f"So {long}!"})
+    write_lines(source / "b.jsonl", *({"messages": m} for m in (chat, split, answer)))
+    (source / "c.txt").write_text(f"{long}\nthe mat\nWho sat on the mat?\n")
+    plan = Plan(
+        tuple(find_units([source], TEXT_FORMATS)),
+        3,
+        vocabulary_of(tokenizer, "tiny"),
+        tokenizer.eos_token_id,
+        TokenizerSource.of(tokenizer, tokenizer.name_or_path, None),
+        (str(held_out),),
+    )
+    result = build(plan, tmp_path / "m.ngram", tmp_path / "w", 2, SMALLEST_MEMORY, lambda *_: None)
+    assert result.bad == {OVERLAP: 5}
+    model = _core.NgramModel.open(str(tmp_path / "m.ngram"))
+    rows = encoded(Encoder(plan.tokenizer, Counter()), *kept, "the mat", answer)
+    assert_counts(model, [[*row, tokenizer.eos_token_id] for row in rows])
+    metadata = json.loads(model.metadata)
+    assert (metadata["exclude"], metadata["excluded_documents"]) == (["eval.jsonl"], 5)
+    # Nothing may be taken over from a build that kept other sets out.
+    assert replace(plan, exclude=()).identity() != plan.identity()
+    write_lines(held_out, {"question": "x"})
+    with pytest.raises(ValueError, match=r"eval\.jsonl:1: expected a JSON object with `turns`"):
+        build(plan, tmp_path / "n.ngram", tmp_path / "w", 2, SMALLEST_MEMORY, lambda *_: None)
 
 
 def test_a_corpus_without_a_good_document(

@@ -7,15 +7,18 @@ The result depends on the inputs alone, since adding counts up does not care for
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,21 @@ from typing import Any
 import numpy as np
 
 from sglang_dart import _core
+from sglang_dart.exclusion import Exclusion
 from sglang_dart.ngram_build.count import PartWriter, WindowKey, merge_parts
-from sglang_dart.ngram_build.documents import Unit, append_eos, read_texts, read_tokens
+from sglang_dart.ngram_build.documents import (
+    Document,
+    Unit,
+    append_eos,
+    read_texts,
+    read_tokens,
+)
 from sglang_dart.ngram_build.encode import Encoder, TokenizerSource
 from sglang_dart.ngram_model import Vocabulary
 
 SMALLEST_MEMORY = 1 << 30
+# Under which evaluation texts are counted among the documents that were left out.
+OVERLAP = "evaluation overlap"
 # What a process takes before it buffers tokens: interpreter, libraries, tokenizer.
 _PROCESS_BYTES = 300 << 20
 _RULES = 1
@@ -39,13 +51,17 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is built. `tokenizer` is None where the inputs are token ids already."""
+    """What is built. `tokenizer` is None where the inputs are token ids already.
+
+    exclude: files of evaluation sets (see exclusion.py), whose texts are left out.
+    """
 
     units: tuple[Unit, ...]
     order: int
     vocabulary: Vocabulary
     eos: int
     tokenizer: TokenizerSource | None
+    exclude: tuple[str, ...] = ()
 
     @property
     def key(self) -> WindowKey:
@@ -53,7 +69,8 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, files by size and time of change."""
-        files = {unit.path: os.stat(unit.path) for unit in self.units}
+        paths = [*(unit.path for unit in self.units), *self.exclude]
+        files = {path: os.stat(path) for path in paths}
         encoding = json.dumps(asdict(self.tokenizer) if self.tokenizer else None)
         return {
             "rules": _RULES,
@@ -62,6 +79,7 @@ class Plan:
             "eos": self.eos,
             "tokenizer": hashlib.sha256(encoding.encode()).hexdigest(),
             "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in files.items()},
+            "exclude": list(self.exclude),
             "units": [[unit.path, unit.start, unit.stop] for unit in self.units],
         }
 
@@ -82,11 +100,19 @@ def build(
     """Count, add up and write `output`, with at most about `memory` bytes in all processes.
 
     Raises ValueError for inputs that no document can be read from, or if `work` holds another
-    build; RuntimeError if a worker dies.
+    build or one that is running; RuntimeError if a worker dies.
     """
     if memory < SMALLEST_MEMORY:
         raise ValueError(f"memory of {memory / 1e9:.2f} GB: a build needs at least 1 GiB")
-    _open_work(plan, work)
+    # A bad file is an error here rather than the death of a worker.
+    Exclusion.from_files(map(Path, plan.exclude))
+    with _opened(plan, work):
+        return _build(plan, output, work, workers, memory, progress)
+
+
+def _build(
+    plan: Plan, output: Path, work: Path, workers: int, memory: int, progress: Progress
+) -> Result:
     workers = max(1, min(workers, memory // (2 * _PROCESS_BYTES)))
     share = memory // workers - _PROCESS_BYTES
     _count_units(plan, work, workers, share, progress)
@@ -103,12 +129,28 @@ def build(
         "eos": plan.eos,
         "documents": documents,
     }
+    if plan.exclude:
+        names = [Path(path).name for path in plan.exclude]
+        metadata |= {"exclude": names, "excluded_documents": bad[OVERLAP]}
     size = _merge(plan, output, work, workers, memory - _PROCESS_BYTES, metadata, progress, tokens)
     shutil.rmtree(work)
     return Result(size, documents, tokens, dict(sorted(bad.items())))
 
 
-def _open_work(plan: Plan, work: Path) -> None:
+@contextmanager
+def _opened(plan: Plan, work: Path) -> Iterator[None]:
+    """Make the folder of work, or take over what an interrupted build left in it."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{work}: a build is running here; give another --work") from error
+        _take_over(plan, work)
+        yield
+
+
+def _take_over(plan: Plan, work: Path) -> None:
     file, identity = work / "plan.json", plan.identity()
     if file.exists() and json.loads(file.read_text()) != identity:
         raise ValueError(
@@ -116,7 +158,7 @@ def _open_work(plan: Plan, work: Path) -> None:
             f"remove it, or give another --work"
         )
     for name in ("parts", "done", "spill"):
-        (work / name).mkdir(parents=True, exist_ok=True)
+        (work / name).mkdir(exist_ok=True)
     _write_whole(file, identity)
 
 
@@ -171,6 +213,7 @@ class _UnitCounter:
         self._share = share
         self._bad: Counter[str] = Counter()
         self._encoder = Encoder(plan.tokenizer, self._bad) if plan.tokenizer else None
+        self._exclusion = Exclusion.from_files(map(Path, plan.exclude)) if plan.exclude else None
 
     def count(self, i: int) -> None:
         unit = self._plan.units[i]
@@ -195,18 +238,43 @@ class _UnitCounter:
         if self._encoder is None:
             yield from read_tokens(unit, self._plan.eos)
             return
-        for batch in self._encoder.encode(read_texts(unit, self._bad)):
+        for batch in self._encoder.encode(self._texts(unit)):
             if batch:
                 length = np.array([len(row) for row in batch])
                 yield append_eos(np.concatenate(batch), length, self._plan.eos)
+
+    def _texts(self, unit: Unit) -> Iterator[Document]:
+        for document in read_texts(unit, self._bad):
+            if self._exclusion is not None and overlaps(self._exclusion, document):
+                self._bad[OVERLAP] += 1
+            else:
+                yield document
+
+
+def overlaps(exclusion: Exclusion, document: Document) -> bool:
+    """Does a document hold 13 words in a row of an evaluation text, or ask a short one?"""
+    if isinstance(document, str):
+        return exclusion.hits(document)
+    asked = (message["content"] for message in document if message["role"] == "user")
+    whole = " ".join(message["content"] for message in document)
+    return any(map(exclusion.hits, asked)) or exclusion.hits("", whole)
 
 
 _counter: _UnitCounter
 
 
 def _start_worker(plan: Plan, work: Path, share: int) -> None:
+    # A parent that is killed cannot end its workers.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     global _counter
     _counter = _UnitCounter(plan, work, share)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _count_in_worker(i: int) -> None:
