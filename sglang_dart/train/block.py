@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from transformers import AutoTokenizer
@@ -68,6 +68,10 @@ def train_block(
 @dataclass(frozen=True)
 class _BlockRecipe:
     settings: BlockSettings
+
+    def __post_init__(self) -> None:
+        if self.settings.labels not in get_args(Labels):
+            raise ValueError(f"--labels {self.settings.labels}: must be text or target")
 
     def taps(self, layers: int) -> Sequence[int]:
         taps = self.settings.taps or default_taps(self.settings.layers, layers)

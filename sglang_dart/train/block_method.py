@@ -117,6 +117,12 @@ class BlockMethod(nn.Module):
         up: Any = model.embed_proj[2]
         return low * corrected[:, None], up.weight
 
+    def logits(self, batch: Batch, capture: Capture) -> torch.Tensor:
+        """What the rows predict, [R, V]; for looking at, since it is large."""
+        hidden = self.hidden(batch, capture)
+        base, correction = hidden @ self._lm_head.T, self.correction(batch, hidden)
+        return base if correction is None else base + correction[0] @ correction[1].T
+
     def forward(self, batch: Batch, capture: Capture) -> Distilled:
         """Loss and hits of a batch."""
         rows = batch.rows

@@ -94,6 +94,10 @@ class DartMethod(nn.Module):
         following = self._embedding[batch.ids.roll(-1, dims=1)]
         return draft_rows(self.head, capture.feature, following, batch.rows, self.final_norm_passes)
 
+    def logits(self, batch: Batch, capture: Capture) -> torch.Tensor:
+        """What the rows predict, [R, Vd]; for looking at, since it is large."""
+        return self.head.lm_head(self.hidden(batch, capture))
+
     def forward(self, batch: Batch, capture: Capture) -> Distilled:
         """Loss and hits of a batch."""
         teacher = Teacher(capture.hidden.flatten(0, 1)[batch.rows.position], *self._target)
