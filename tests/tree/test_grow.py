@@ -1,4 +1,4 @@
-"""Growth: recipes against their definitions, batches against single requests."""
+"""Growth, in torch and C++: recipes against their definitions, batches against single requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,18 @@ RECIPES = {
 sizes = st.sampled_from([1, 3, 17, 65])
 
 
-def grown(candidates: Candidates, recipe: TreeRecipe, end: torch.Tensor | None = None) -> Tree:
+def grown(
+    candidates: Candidates,
+    recipe: TreeRecipe,
+    end: torch.Tensor | None = None,
+    impl: str = "torch",
+) -> Tree:
     root = torch.arange(candidates.token.shape[0])
+    if impl == "cpp":
+        from sglang_dart.tree.core import CoreGrower
+
+        grower = CoreGrower(candidates.levels, threads=2)
+        return grower.plan(recipe, candidates, root, root, end=end)[0]
     return prune(grow(Marginal(candidates), recipe, root, end), recipe.budget, recipe.depth_bonus)
 
 
@@ -55,9 +65,9 @@ def heap_of(candidates: Candidates, request: int, budget: int) -> dict[tuple[int
 
 @given(budget=sizes, levels=st.integers(1, 5), width=st.integers(1, 6), seed=st.integers(0, 999))
 @settings(max_examples=40, deadline=None)
-def test_best_first_equals_a_heap(make_candidates, tree_paths, budget, levels, width, seed):
+def test_best_first_equals_a_heap(impl, make_candidates, tree_paths, budget, levels, width, seed):
     candidates = make_candidates(2, levels, width, seed)
-    tree = grown(candidates, best_first(budget))
+    tree = grown(candidates, best_first(budget), impl=impl)
     for request in range(2):
         expected = heap_of(candidates, request, budget)
         paths = tree_paths(tree, request)
@@ -67,9 +77,11 @@ def test_best_first_equals_a_heap(make_candidates, tree_paths, budget, levels, w
 
 @given(budget=sizes, width=st.integers(1, 5), seed=st.integers(0, 999))
 @settings(max_examples=25, deadline=None)
-def test_best_first_with_ties_keeps_the_best_scores(make_candidates, check, budget, width, seed):
+def test_best_first_with_ties_keeps_the_best_scores(
+    impl, make_candidates, check, budget, width, seed
+):
     candidates = make_candidates(1, 4, width, seed, grid=2)
-    tree = grown(candidates, best_first(budget))
+    tree = grown(candidates, best_first(budget), impl=impl)
     check(tree)
     used = tree.score[0] > -torch.inf
     got = sorted(tree.score[0][used][1:].tolist())
@@ -80,27 +92,56 @@ def test_best_first_with_ties_keeps_the_best_scores(make_candidates, check, budg
 @pytest.mark.parametrize("grid", [None, 1])
 @given(width=st.integers(1, 7), seed=st.integers(0, 999))
 @settings(max_examples=15, deadline=None)
-def test_every_tree_is_a_tree(make_candidates, check, name, grid, width, seed):
-    check(grown(make_candidates(3, 5, width, seed, grid=grid), RECIPES[name]))
+def test_every_tree_is_a_tree(impl, make_candidates, check, name, grid, width, seed):
+    check(grown(make_candidates(3, 5, width, seed, grid=grid), RECIPES[name], impl=impl))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@given(budget=sizes, levels=st.integers(1, 5), width=st.integers(1, 7), seed=st.integers(0, 999))
+@settings(max_examples=20, deadline=None)
+def test_no_room_is_left_that_a_node_could_fill(
+    impl, make_candidates, name, budget, levels, width, seed
+):
+    """A tree has budget + 1 places, all filled if so many nodes were scored."""
+    recipe = {
+        "chain": lambda: chain(levels),
+        "fixed": lambda: fixed(budget),
+        "pruned": lambda: pruned(budget, 4),
+        "beam": lambda: beam(budget, 3),
+        "best_first": lambda: best_first(budget),
+    }[name]()
+    candidates = make_candidates(3, levels, width, seed, grid=2)
+    ledger = grow(Marginal(candidates), recipe, torch.arange(3))
+    scored = (ledger.score > -torch.inf).sum(dim=1) - 1
+    tree = grown(candidates, recipe, impl=impl)
+    assert tree.width == recipe.budget + 1
+    filled = (tree.parent >= 0).sum(dim=1)
+    assert filled.tolist() == scored.clamp(max=recipe.budget).tolist()
+    if name == "best_first":
+        possible = sum(width**level for level in range(1, levels + 1))
+        assert filled.tolist() == [min(budget, possible)] * 3
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("size", [1, 3, 17, 65])
-def test_batch_equals_one_at_a_time_in_any_order(make_candidates, name, size):
+def test_batch_equals_one_at_a_time_in_any_order(impl, make_candidates, name, size):
     candidates = make_candidates(size, 5, 6, 7, grid=4)
     end = torch.stack([candidates.token[:, 0, 0], candidates.token[:, 1, 1]], dim=1)
     end[::2] = -1
-    together = grown(candidates, RECIPES[name], end)
+    together = grown(candidates, RECIPES[name], end, impl)
     order = torch.randperm(size, generator=torch.Generator().manual_seed(3))
     shuffled = grown(
-        Candidates(candidates.token[order], candidates.log_prob[order]), RECIPES[name], end[order]
+        Candidates(candidates.token[order], candidates.log_prob[order]),
+        RECIPES[name],
+        end[order],
+        impl,
     )
     for column in ("parent", "depth", "score"):
         assert torch.equal(getattr(shuffled, column), getattr(together, column)[order])
     assert torch.equal(shuffled.token[:, 1:], together.token[order, 1:])
     for i in range(min(size, 3)):
         one = Candidates(candidates.token[i : i + 1], candidates.log_prob[i : i + 1])
-        alone = grown(one, RECIPES[name], end[i : i + 1])
+        alone = grown(one, RECIPES[name], end[i : i + 1], impl)
         assert torch.equal(alone.parent[0], together.parent[i])
         assert torch.equal(alone.token[0, 1:], together.token[i, 1:])
 
