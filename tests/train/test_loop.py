@@ -11,16 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sglang_dart.train.dart import DartSettings, Trained, train_dart
+from sglang_dart.train.block import BlockSettings, DominoSettings, train_block
+from sglang_dart.train.dart import DartSettings, train_dart
 from sglang_dart.train.loop import LoopSettings, checkpoints
 from sglang_dart.train.record import read_log
+from sglang_dart.train.run import Settings, Trained
 
 STEPS = 50
 
 
 @pytest.fixture
-def settings(target_folder: Path, texts: Path) -> DartSettings:
-    loop = LoopSettings(
+def loop() -> LoopSettings:
+    return LoopSettings(
         lr=3e-3,
         max_steps=STEPS,
         epochs=100,
@@ -30,6 +32,10 @@ def settings(target_folder: Path, texts: Path) -> DartSettings:
         save_interval=10,
         eval_interval=25,
     )
+
+
+@pytest.fixture
+def settings(target_folder: Path, texts: Path, loop: LoopSettings) -> DartSettings:
     return DartSettings(
         model=str(target_folder),
         data=(str(texts),),
@@ -42,24 +48,58 @@ def settings(target_folder: Path, texts: Path) -> DartSettings:
     )
 
 
-def run(folder: Path, settings: DartSettings, on_step: Callable = lambda *_: None) -> Trained:
-    return train_dart(folder, settings, device="cpu", command="test", on_step=on_step)
+@pytest.fixture(params=["dart", "dflash", "domino"])
+def any_settings(
+    request: pytest.FixtureRequest,
+    settings: DartSettings,
+    target_folder: Path,
+    texts: Path,
+    loop: LoopSettings,
+) -> Settings:
+    """Of every method in turn."""
+    if request.param == "dart":
+        return settings
+    kind, more = BlockSettings, {}
+    if request.param == "domino":
+        kind, more = DominoSettings, {"emb_dim": 12, "gru_hidden_dim": 20}
+    return kind(
+        model=str(target_folder),
+        data=(str(texts),),
+        loop=loop,
+        precision="fp32",
+        held_out=0.1,
+        layers=1,
+        taps=(1, 4, 6),
+        block_size=4,
+        # Fewer than a text has, so that every epoch draws others.
+        anchors=8,
+        **more,
+    )
 
 
-def test_loss_falls_and_the_log_shows_it(tmp_path: Path, settings: DartSettings) -> None:
-    trained = run(tmp_path, settings)
+def run(folder: Path, settings: Settings, on_step: Callable = lambda *_: None) -> Trained:
+    train = train_dart if isinstance(settings, DartSettings) else train_block
+    return train(folder, settings, device="cpu", command="test", on_step=on_step)
+
+
+def test_loss_falls_and_the_log_shows_it(tmp_path: Path, any_settings: Settings) -> None:
+    trained = run(tmp_path, any_settings)
     rows = read_log(tmp_path / "log.csv")
     train = [float(row["loss"]) for row in rows if row["split"] == "train"]
     held_out = [float(row["loss"]) for row in rows if row["split"] == "held-out"]
     assert len(train) == STEPS
-    assert sum(train[-10:]) < 0.7 * sum(train[:10])
+    # A divergence can fall to 0, a cross-entropy only to what is random in the texts.
+    share = 0.7 if isinstance(any_settings, DartSettings) else 0.9
+    assert sum(train[-10:]) < share * sum(train[:10])
     assert held_out[-1] < train[0]
     assert trained.scores.loss == pytest.approx(held_out[-1], abs=1e-6)
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000040", "step-00000050"]
 
 
-def test_killed_run_ends_with_the_same_bits(tmp_path: Path, settings: DartSettings) -> None:
+def test_killed_run_ends_with_the_same_bits(tmp_path: Path, any_settings: Settings) -> None:
+    settings = any_settings
+
     class Killed(Exception):
         pass
 
