@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -20,6 +21,7 @@ import typer
 from rich.console import Console
 
 from sglang_dart.cli import emit, run_tool
+from sglang_dart.measure.arms import Arm, parse_arms
 from sglang_dart.measure.client import Request, each, send
 from sglang_dart.measure.datasets import (
     Question,
@@ -31,6 +33,7 @@ from sglang_dart.measure.datasets import (
 from sglang_dart.measure.exactness import MODES, Prompt, Servers, compare, plain_cache_path
 from sglang_dart.measure.metrics import TIE_TOLERANCE
 from sglang_dart.measure.report import (
+    PLAIN,
     RawLog,
     acceptance_summary,
     acceptance_table,
@@ -40,6 +43,13 @@ from sglang_dart.measure.report import (
     vacuous_arms,
 )
 from sglang_dart.measure.server import Server, serve
+from sglang_dart.measure.side_by_side import (
+    SLOTS,
+    lengths_table,
+    slot_hits,
+    slot_summary,
+    slots_table,
+)
 from sglang_dart.options import ENVIRONMENT
 
 ARM = "speculative"
@@ -58,11 +68,25 @@ def evaluate(
     model: Annotated[str, typer.Option(help="Target: a folder or a hub id.")] = "",
     algorithm: Annotated[str, typer.Option(help="DART, DARTREE, or one of SGLang's.")] = "DART",
     drafter: Annotated[str, typer.Option(help="Drafter: a folder or a hub id.")] = "",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead of both: [NAME:]ALGORITHM[=DRAFTER] [VARIABLE=VALUE ...] "
+            "[--speculative-... ...]; repeatable, accept lengths side by side."
+        ),
+    ] = None,
     url: Annotated[str, typer.Option(help="Accept length of a server that runs.")] = "",
     data: Annotated[
         list[Path] | None, typer.Option(help="Prompts: JSON lines with `turns`; repeatable.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each file.")] = None,
+    first_turns: Annotated[
+        bool, typer.Option("--first-turns", help="Ask only the first turn of each.")
+    ] = False,
+    slots: Annotated[
+        bool,
+        typer.Option("--slots", help="Accuracy of each level of the drafters on these answers."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Chooses the questions and their order.")] = 0,
     new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
@@ -87,7 +111,19 @@ def evaluate(
         raise ValueError(f"--dtype {dtype}: must be one of {', '.join(TIE_TOLERANCE)}")
     if bool(model) == bool(url) or (exactness and url):
         raise ValueError("give --model FOLDER_OR_ID, or (accept length only) --url of a server")
+    if arm and (url or exactness or drafter):
+        raise ValueError("--arm is for accept length, without --url and --drafter")
+    if slots and (url or exactness):
+        raise ValueError("--slots is for accept length, without --url: it reads the drafter")
+    both, speculating = split_flags(context.args)
+    described = parse_arms(arm, []) if arm else [Arm(ARM, algorithm, drafter, url=url.rstrip("/"))]
+    arms = [
+        one if one.algorithm == PLAIN else dataclasses.replace(one, own=(*one.own, *speculating))
+        for one in described
+    ]
     questions = shuffled(load_questions(data or [], limit, seed), seed)
+    if first_turns:
+        questions = [dataclasses.replace(q, turns=q.turns[:1]) for q in questions]
     model = model or _model_of(url)
     tokenizer = load_tokenizer(model)
     settings: dict[str, Any] = {
@@ -97,6 +133,8 @@ def evaluate(
         "drafter": drafter,
         "data": [str(file) for file in data or []],
         **{"limit": limit, "seed": seed, "new_tokens": new_tokens, "concurrency": concurrency},
+        **({"first_turns": True} if first_turns else {}),
+        **({"arms": [one.record() for one in arms]} if arm else {}),
         "flags": ["--dtype", dtype, *context.args],
         # Recorded, since it changes the trees; the servers read it.
         "dart_config": os.environ.get(ENVIRONMENT, ""),
@@ -104,15 +142,20 @@ def evaluate(
         "thinking": False,
         "versions": {name: importlib.metadata.version(name) for name in ("sglang", "torch")},
     }
-    servers = _servers(settings)
     if exactness:
         tolerance = TIE_TOLERANCE[dtype] if tolerance is None else tolerance
         log = RawLog(_out(out, EXACTNESS), settings | {"tolerance": tolerance})
-        _compare(questions, tokenizer, _modes(modes), servers, log)
+        _compare(questions, tokenizer, _modes(modes), _servers(settings), log)
     else:
         log = RawLog(_out(out, ACCEPTANCE), settings | {"url": url, "temperature": temperature})
-        with _running(url, servers) as address:
-            _accept(questions, tokenizer, address, log)
+        for one in arms:
+            if not _left(questions, log, one.name):
+                continue
+            Progress().say(f"{one.name}: {one.command(model, both)}")
+            with one.serving(model, both) as address:
+                _accept(questions, tokenizer, address, one.name, log)
+        if slots:
+            _score(questions, tokenizer, arms, log)
     _finish(log)
 
 
@@ -151,15 +194,6 @@ def _servers(settings: Mapping[str, Any]) -> Servers:
     )
 
 
-@contextmanager
-def _running(url: str, servers: Servers) -> Iterator[str]:
-    if url:
-        yield url.rstrip("/")
-        return
-    with servers.start(ARM, servers.speculative_flags) as server:
-        yield server.url
-
-
 def _compare(
     questions: Sequence[Question],
     tokenizer: Any,
@@ -184,13 +218,17 @@ def _compare(
     )
 
 
-def _accept(questions: Sequence[Question], tokenizer: Any, url: str, log: RawLog) -> None:
+def _left(questions: Sequence[Question], log: RawLog, arm: str) -> list[Question]:
+    """What an arm has not been asked yet; a talk that a crash cut short is held from its start."""
+    asked = {place[:2] for place in log.answers(arm)}
+    return [q for q in questions if (q.set, q.id) not in asked]
+
+
+def _accept(questions: Sequence[Question], tokenizer: Any, url: str, arm: str, log: RawLog) -> None:
     """Hold every conversation turn by turn, each turn after the model's own answers."""
     settings, progress = log.records[0], Progress()
     sampling = {"temperature": settings["temperature"], "max_new_tokens": settings["new_tokens"]}
-    asked = {place[:2] for place in log.answers(ARM)}
-    # A conversation that a crash cut short is held again from its start.
-    left = [q for q in questions if (q.set, q.id) not in asked]
+    left = _left(questions, log, arm)
     done = 0
 
     async def hold(session: aiohttp.ClientSession, question: Question) -> None:
@@ -202,11 +240,11 @@ def _accept(questions: Sequence[Question], tokenizer: Any, url: str, log: RawLog
             input_ids = encode_chat(tokenizer, messages)
             reply = await send(session, url, Request(input_ids, sampling), stream=True)
             messages.append({"role": "assistant", "content": reply.text})
-            records.append(answer_record(ARM, question, turn, input_ids, reply))
+            records.append(answer_record(arm, question, turn, input_ids, reply))
         for record in records:
             log.append(record)
         done += 1
-        progress(ARM, done, len(left))
+        progress(arm, done, len(left))
 
     async def run() -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
@@ -218,14 +256,45 @@ def _accept(questions: Sequence[Question], tokenizer: Any, url: str, log: RawLog
     asyncio.run(run())
 
 
+def _score(questions: Sequence[Question], tokenizer: Any, arms: Sequence[Arm], log: RawLog) -> None:
+    """Record how often each level of an arm's drafter is right along the arm's first answers."""
+    from sglang_dart.train.score import level_hits
+
+    settings, known = log.records[0], slot_hits(log)
+    for one in arms:
+        if one.algorithm not in ("DART", "DARTREE") or one.name in known:
+            continue
+        Progress().say(f"{one.name}: scoring the drafter's levels")
+        texts: dict[str, list[tuple[list[int], list[int]]]] = {}
+        for question in questions:
+            answer = log.answers(one.name)[question.set, question.id, 0]
+            prompt = encode_chat(tokenizer, [_user(question.turns[0])])
+            texts.setdefault(question.set, []).append((prompt, answer["ids"]))
+        dtype = settings["flags"][1]
+        hits = level_hits(one.algorithm, one.drafter, settings["model"], texts, dtype)
+        for name, (right, asked) in hits.items():
+            fields = {"arm": one.name, "set": name, "right": right, "asked": asked}
+            log.append({"record": SLOTS, **fields})
+
+
 def _finish(log: RawLog) -> None:
     """Print tables and the JSON line. Raises typer.Exit(1) on a clear mismatch."""
     settings, console = log.records[0], Console()
     result: dict[str, Any] = {"tool": "eval", "kind": settings["kind"], "raw": str(log.path)}
     if settings["kind"] == ACCEPTANCE:
-        summary = acceptance_summary(log.answers(ARM).values())
-        console.print(acceptance_table(summary))
-        emit(result | {"accept_length": summary})
+        names = [record["arm"] for record in settings.get("arms", [])]
+        summaries = {
+            name: acceptance_summary(log.answers(name).values()) for name in names or [ARM]
+        }
+        for name, summary in summaries.items():
+            console.print(acceptance_table(summary, name if names else ""))
+        slots = slot_summary(slot_hits(log))
+        if slots:
+            console.print(slots_table(slots))
+        if names:
+            console.print(lengths_table(summaries))
+        figures = {"accept_length": summaries if names else summaries[ARM]}
+        emit(result | figures | ({"slots": slots} if slots else {}))
         return
     arms, tolerance = [mode for mode in MODES if log.answers(mode)], settings["tolerance"]
     counts = exactness_summary(log, arms, tolerance)

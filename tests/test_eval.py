@@ -12,6 +12,7 @@ from aiohttp import web
 
 from sglang_dart import eval as tool
 from sglang_dart.cli import run_tool
+from sglang_dart.measure.arms import Arm
 from sglang_dart.measure.client import Reply
 from sglang_dart.measure.datasets import Question
 from sglang_dart.measure.report import RawLog, answer_record
@@ -129,9 +130,40 @@ def test_each_turn_follows_the_models_own_answers(
     assert len(heard.prompts) == 3
 
 
+def test_first_turns_alone(heard: SimpleNamespace, conversation: Path, tmp_path: Path) -> None:
+    words = ["--url", heard.url, "--data", str(conversation), "--out", str(tmp_path / "raw.jsonl")]
+    assert run_tool(tool.app, "eval", [*words, "--first-turns"]) == 0
+    assert sorted(heard.prompts) == ["user:alone\n", "user:first\n"]
+
+
+def test_arms_are_reported_side_by_side(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "raw.jsonl"
+    arms = [Arm("alone", "DART", "head").record(), Arm("with", "DART", "head").record()]
+    log = RawLog(path, {"kind": "acceptance", "arms": arms})
+    for arm, histogram in (("alone", [1, 1]), ("with", [0, 1])):
+        meta = {"spec_correct_drafts_histogram": histogram}
+        for name in ("a", "b"):
+            reply = Reply((5, 6), "", "length", 1.0, None, meta)
+            log.append(answer_record(arm, Question(name, "7", "", ("q",)), 0, [1], reply))
+    log.append({"record": "slots", "arm": "with", "set": "a", "right": [3, 0], "asked": [4, 2]})
+    log.append({"record": "slots", "arm": "with", "set": "b", "right": [1, 1], "asked": [4, 2]})
+    assert run_tool(tool.app, "eval", ["--report", str(path)]) == 0
+    shown = capsys.readouterr().out
+    result = json.loads(shown.splitlines()[-1])
+    lengths = result["accept_length"]
+    assert lengths["alone"]["together"]["accept_length_macro"] == 1.5
+    assert lengths["with"]["a"]["accept_length_macro"] == 2
+    assert result["slots"]["with"] == {"a": [0.75, 0], "b": [0.25, 0.5], "together": [0.5, 0.25]}
+    assert "1.500 (1.500)" in shown
+    assert "75%" in shown
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--model", "m", "--arm", "DART=d", "--drafter", "d"], "--arm is for accept length"),
+        (["--model", "m", "--arm", "FAST=d", "--data", "x"], "--arm FAST=d: expected"),
+        (["--url", "http://x", "--slots"], "--slots is for accept length"),
         (["--model", "m", "--dtype", "int8"], "--dtype int8: must be one of float32"),
         ([], "give --model FOLDER_OR_ID, or"),
         (["--url", "http://x", "--exactness"], "give --model FOLDER_OR_ID, or"),

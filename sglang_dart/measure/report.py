@@ -154,9 +154,10 @@ def _acceptance(group: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def acceptance_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
+def acceptance_table(summary: Mapping[str, Mapping[str, Any]], arm: str = "") -> Table:
     """Show `acceptance_summary`; column "level l": share of rounds that accepted level l."""
-    table = Table(title="Accept length τ: tokens committed per round, bonus token included")
+    title = "Accept length τ: tokens committed per round, bonus token included"
+    table = Table(title=f"{arm}: {title}" if arm else title)
     for heading in ("set", "answers", "tokens", "rounds", "τ micro", "τ macro", "ms/token p50"):
         table.add_column(heading, justify="left" if heading == "set" else "right")
     levels = max((len(row["reach"]) for row in summary.values()), default=0)

@@ -74,6 +74,11 @@ class FrozenTarget:
         return self.model.get_input_embeddings()(ids)
 
     @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The output matrix on normed rows [..., H]: logits [..., V]."""
+        return torch.nn.functional.linear(hidden, self.lm_head)
+
+    @torch.no_grad()
     def capture(self, ids: torch.Tensor) -> Capture:
         """Run texts ids [B, T], padded at their ends.
 

@@ -30,7 +30,7 @@ def logit_difference(
     level's mean taken out, in standard deviations of the logits. A causal head is compared after
     the text's own tokens. Allocates the drafter's KV anew.
     """
-    method = _method(drafter, target, prefixes)
+    method = training_method(drafter, target, prefixes)
     batch = collate(corpus, [0], method).to(target.lm_head.device)
     capture = target.capture(batch.ids)
     trained = method.logits(batch, capture).float()
@@ -56,7 +56,8 @@ def logit_difference(
     return float(worst / trained.std())
 
 
-def _method(drafter: Drafter, target: FrozenTarget, blocks: int) -> Any:
+def training_method(drafter: Drafter, target: FrozenTarget, blocks: int) -> Any:
+    """The `Method` that would train this drafter; of `blocks` blocks a text, if it drafts any."""
     matrices = target.model.get_input_embeddings().weight, target.lm_head
     if isinstance(drafter, DartDrafter):
         passes = drafter.final_norm_passes

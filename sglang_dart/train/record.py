@@ -58,6 +58,11 @@ class Tally:
                 self._chain[which] += grid[full].cumprod(1).sum() + len(full)
         self._chain[2] += len(full)
 
+    def hits(self) -> tuple[list[int], list[int]]:
+        """Rows that were right, and all rows, by level."""
+        right, count = self._hit.tolist()
+        return right, count
+
     def scores(self) -> Scores:
         """The means so far."""
         loss, batches = self._loss.tolist()
