@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_allo
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
+from sglang_dart import cpu_host
 from sglang_dart.engine.algorithm import is_ours
 
 ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
@@ -18,6 +19,17 @@ CELL_SIZE = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator
 SAMPLE = "sglang.srt.speculative.eagle_worker_common.eagle_sample"
 BATCH_INVARIANT = (
     "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
+)
+LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+WEIGHT_UPDATES = tuple(
+    f"sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.{name}"
+    for name in (
+        "update_weights_from_disk",
+        "load_weights_from_distributed",
+        "update_weights_from_tensor",
+        "update_weights_from_ipc",
+        "end_weight_update",
+    )
 )
 REQUEST_METRICS = (
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
@@ -35,6 +47,9 @@ def install() -> None:
 
         cpu_attention.register()
         HookRegistry.register(BATCH_INVARIANT, _batch_invariant, HookType.AROUND)
+        HookRegistry.register(LOAD_MODEL, _pack_weights, HookType.AFTER)
+        for update in WEIGHT_UPDATES:
+            HookRegistry.register(update, _repack_weights, HookType.AFTER)
 
 
 def _row_headroom(original: Callable[[], int]) -> int:
@@ -77,6 +92,24 @@ def _batch_invariant(original: Callable[..., None], runner: Any) -> None:
     """
     if runner.device != "cpu":
         original(runner)
+
+
+def _pack_weights(_: None, runner: Any) -> None:
+    """Verify steps multiply few rows, for which torch's float32 products are slow on a CPU.
+
+    Goes when SGLang packs weights on CPUs without AMX.
+    """
+    from sglang_dart.engine import cpu_linear
+
+    if runner.device == "cpu" and not cpu_host.has_cpu_kernels():
+        cpu_linear.pack(runner.model)
+
+
+def _repack_weights(_: Any, updater: Any, *__: Any, **___: Any) -> None:
+    """Goes with `_pack_weights`."""
+    from sglang_dart.engine import cpu_linear
+
+    cpu_linear.forget(updater.get_model())
 
 
 @functools.cache
