@@ -56,41 +56,57 @@ def shift_tail(tail: torch.Tensor, verdict: Verdict) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _HostCopy:
-    """A copy to the host that may still be under way."""
+class _Copy:
+    """A copy to another device that may still be under way."""
 
     row: list[int]
-    token: torch.Tensor
-    log_prob: torch.Tensor
+    candidates: Candidates
     tail: torch.Tensor
-    done: torch.cuda.Event | None
+    done: torch.cuda.Event
 
 
 class RoundState:
     """What every request carries from one round to the next, by its row in the engine's table.
 
     A row is written by its request's prefill before any round reads it, so rows that the engine
-    hands to another request need no clearing. On a GPU the host copies are asynchronous: `take`
-    waits for them, which is the one wait of a round.
+    hands to another request need no clearing. Candidates live where the planner reads them, `home`.
+    If that is the host and the drafter is on a GPU, copies are asynchronous: `take` waits for them,
+    which is the one wait of a round.
     """
 
     def __init__(
-        self, rows: int, levels: int, candidates: int, tail: int, device: torch.device
+        self,
+        rows: int,
+        levels: int,
+        candidates: int,
+        tail: int,
+        device: torch.device,
+        *,
+        carry: int = 0,
+        home: torch.device | None = None,
     ) -> None:
-        """`tail`: how many of its newest tokens a request remembers, the root included."""
-        self._token = torch.zeros(rows, levels, candidates, dtype=torch.int64)
-        self._log_prob = torch.full((rows, levels, candidates), -torch.inf)
-        self._host_tail = torch.full((rows, tail), -1, dtype=torch.int64)
-        self._device_tail = self._host_tail.to(device)
-        self._pending: deque[_HostCopy] = deque()
+        """`tail`: how many of its newest tokens a request remembers, the root included.
+
+        carry: see Drafter.carry_size. home: by default `device`, the drafter's.
+        """
+        home = home or device
+        self._candidates = Candidates(
+            token=torch.zeros(rows, levels, candidates, dtype=torch.int64, device=home),
+            log_prob=torch.full((rows, levels, candidates), -torch.inf, device=home),
+            carry=torch.zeros(rows, levels, carry, device=home) if carry else None,
+        )
+        self._tail = torch.full((rows, tail), -1, dtype=torch.int64, device=device)
+        # The device needs the tails too, since it appends to them.
+        self._home_tail = self._tail if home.type == device.type else self._tail.to(home)
+        self._pending: deque[_Copy] = deque()
 
     @property
     def tail_length(self) -> int:
-        return self._host_tail.shape[1]
+        return self._tail.shape[1]
 
     def tail(self, row_index: torch.Tensor) -> torch.Tensor:
         """The newest tokens of each request, [bs, T], on the device."""
-        return self._device_tail[row_index]
+        return self._tail[row_index]
 
     def put(
         self,
@@ -100,29 +116,35 @@ class RoundState:
         tail: torch.Tensor,
     ) -> None:
         """Keep candidates [bs, D, K] and tails [bs, T]; returns before they reach the host."""
-        self._device_tail[row_index] = tail
-        token, log_prob = _to_host(candidates.token), _to_host(candidates.log_prob)
-        host_tail = _to_host(tail)
-        done = None
-        if tail.is_cuda:
-            done = torch.cuda.Event()
-            done.record()
-        self._pending.append(_HostCopy(row, token, log_prob, host_tail, done))
+        self._tail[row_index] = tail
+        if self._home_tail is self._tail:
+            self._write(row_index, candidates)
+            return
+        copied, host_tail = candidates.map(_to_host), _to_host(tail)
+        done = torch.cuda.Event()
+        done.record()
+        self._pending.append(_Copy(row, copied, host_tail, done))
 
-    def take(self, row: list[int]) -> tuple[Candidates, torch.Tensor]:
-        """Candidates and tails of these requests, on the host."""
+    def take(self, row: list[int], row_index: torch.Tensor) -> tuple[Candidates, torch.Tensor]:
+        """Candidates and tails of these requests, at home."""
+        if self._home_tail is self._tail:
+            return self._candidates.map(lambda column: column[row_index]), self._tail[row_index]
         while self._pending:
             copy = self._pending.popleft()
-            if copy.done is not None:
-                copy.done.synchronize()
-            self._token[copy.row] = copy.token
-            self._log_prob[copy.row] = copy.log_prob
-            self._host_tail[copy.row] = copy.tail
-        return Candidates(self._token[row], self._log_prob[row]), self._host_tail[row]
+            copy.done.synchronize()
+            self._write(copy.row, copy.candidates)
+            self._home_tail[copy.row] = copy.tail
+        return self._candidates.map(lambda column: column[row]), self._home_tail[row]
+
+    def _write(self, row: list[int] | torch.Tensor, candidates: Candidates) -> None:
+        kept = self._candidates
+        kept.token[row] = candidates.token
+        kept.log_prob[row] = candidates.log_prob
+        if kept.carry is not None:
+            assert candidates.carry is not None
+            kept.carry[row] = candidates.carry.to(kept.carry.dtype)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)

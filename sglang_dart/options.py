@@ -2,7 +2,8 @@
 
 SGLang has no flags for a plug-in's own settings, so they come from, strongest first:
 the variable SGLANG_DART_CONFIG (inline JSON or the path of a JSON file), then the object
-`dart_config` in the drafter's config.json, then the defaults below. Unknown keys are errors.
+`dart_config` or `dartree_config`, by the algorithm's name, in the drafter's config.json, then the
+defaults below. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -19,12 +20,30 @@ from pydantic.dataclasses import dataclass
 ENVIRONMENT = "SGLANG_DART_CONFIG"
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
-class DartOptions:
-    """Settings of the DART algorithm. Defaults: arXiv 2601.19278 and its released code."""
+_CONFIG = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class TreeOptions:
+    """What both algorithms have."""
 
     budget: Annotated[int, Field(ge=1, le=1023)] | None = None
-    """Nodes kept beside the root, 60 by default; a verify step has budget + 1 rows."""
+    """Nodes kept beside the root, 60 for DART and 64 for DARTREE by default; a verify step has
+    budget + 1 rows."""
+    ngram: str | None = None
+    """N-gram model: a local file, or `repo/id:file` on the hub; None drafts without one."""
+    ngram_weight: Annotated[float, Field(ge=0, le=100)] = 0.5
+    """Weight of the log of the n-gram probability, from the second level on."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads of the tree search; 0 takes the cores that this process may use."""
+    cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Without a GPU: rows of one verify step, all requests together; 0 chooses by dtype."""
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class DartOptions(TreeOptions):
+    """Settings of the DART algorithm. Defaults: arXiv 2601.19278 and its released code."""
+
     candidates: Annotated[int, Field(ge=1, le=1024)] = 25
     """Tokens considered at each level."""
     beam: Annotated[int, Field(ge=1, le=1024)] = 20
@@ -33,30 +52,51 @@ class DartOptions:
     """Level l's log-probability counts logit_decay ** l."""
     level_exponent: Annotated[float, Field(ge=0, le=4)] = 0.7
     """Level l's step score counts (l + 1) ** -level_exponent."""
-    ngram: str | None = None
-    """N-gram model: a local file, or `repo/id:file` on the hub; None drafts without one."""
-    ngram_weight: Annotated[float, Field(ge=0, le=100)] = 0.5
-    """Weight of the log of the n-gram probability, from the second level on."""
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads of the tree search; 0 takes the cores that this process may use."""
     final_norm_passes: Literal[1, 2] = 2
     """How often the head's final norm is applied; the release applies it twice."""
-    cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Without a GPU: rows of one verify step, all requests together; 0 chooses by dtype."""
+
+
+Options = TypeVar("Options", bound=TreeOptions)
+Variant = Literal["pruned", "fixed", "chain", "marginal"]
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class DartreeOptions(TreeOptions):
+    """Settings of the DARTREE algorithm. Defaults: arXiv 2608.13524 and its released code."""
+
+    variant: Variant | None = None
+    """pruned: the best of `width` nodes a level; fixed: equally many nodes a level; chain: the best
+    token after the best; marginal: best first on uncorrected logits. None: pruned, or marginal for
+    a drafter without a causal head."""
+    candidates: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Tokens considered at each level, by base logit; the causal head corrects these alone."""
+    width: Annotated[int, Field(ge=1, le=1024)] = 12
+    """Of variant pruned: nodes a level before the best are kept."""
+    depth_bonus: Annotated[float, Field(ge=-100, le=0)] = -0.2
+    """Of variant pruned: added to a node's score for each level when nodes are kept."""
 
 
 def load_dart_options(drafter_config: Mapping[str, Any]) -> DartOptions:
     """Merge the sources above. Raises ValueError, one line, naming the source and the key."""
+    return _load(DartOptions, "dart_config", drafter_config)
+
+
+def load_dartree_options(drafter_config: Mapping[str, Any]) -> DartreeOptions:
+    """Merge the sources above. Raises ValueError, one line, naming the source and the key."""
+    return _load(DartreeOptions, "dartree_config", drafter_config)
+
+
+def _load(kind: type[Options], key: str, drafter_config: Mapping[str, Any]) -> Options:
     settings: dict[str, Any] = {}
     for source, given in (
-        ("dart_config in the drafter's config.json", drafter_config.get("dart_config", {})),
+        (f"{key} in the drafter's config.json", drafter_config.get(key, {})),
         (ENVIRONMENT, _from_environment()),
     ):
         if not isinstance(given, Mapping):
             raise ValueError(f"{source}: expected a JSON object, got {type(given).__name__}")
         settings |= given
         # Validated source by source, so that an error names the one that holds it.
-        options = _validate(source, settings)
+        options = _validate(kind, source, settings)
     return options
 
 
@@ -77,13 +117,13 @@ def _from_environment() -> Any:
         raise ValueError(f"{ENVIRONMENT}: not valid JSON ({error})") from error
 
 
-def _validate(source: str, settings: Mapping[str, Any]) -> DartOptions:
+def _validate(kind: type[Options], source: str, settings: Mapping[str, Any]) -> Options:
     try:
-        return DartOptions(**settings)
+        return kind(**settings)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(sorted(DartOptions.__dataclass_fields__))
+        known = ", ".join(sorted(kind.__dataclass_fields__))
         hint = f"; known keys: {known}" if first["type"] == "unexpected_keyword_argument" else ""
         raise ValueError(
             f"{source}: {key}: {first['msg']}, got {first['input']!r}{hint}"

@@ -72,7 +72,7 @@ def decode_round(
     drafter: Drafter,
 ) -> Verdict:
     """Verify a tree of `width` nodes (root included) a request, then draft for the next round."""
-    candidates, context = state.take(batch.row)
+    candidates, context = state.take(batch.row, batch.row_index)
     packed = planner.plan(candidates, context, batch.length, width, batch.end)
     verdict = verifier.verify(packed, planner.levels(width))
 

@@ -6,6 +6,7 @@ Every tensor of one object lies on one device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,19 @@ class Candidates:
     @property
     def levels(self) -> int:
         return self.token.shape[1]
+
+    def first(self, levels: int) -> Candidates:
+        """Those of the first levels."""
+        return self.map(lambda column: column[:, :levels].contiguous())
+
+    def to(self, device: torch.device) -> Candidates:
+        """The same on `device`; a copy to a GPU may still be under way."""
+        return self.map(lambda column: column.to(device, non_blocking=device.type == "cuda"))
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Candidates:
+        """The same with every tensor changed."""
+        carry = None if self.carry is None else change(self.carry)
+        return Candidates(change(self.token), change(self.log_prob), carry)
 
 
 @dataclass(frozen=True)

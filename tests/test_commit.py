@@ -50,7 +50,7 @@ def test_state_returns_each_row_what_was_put_last():
 
     put([1, 3], 100)
     put([3], 500)
-    candidates, tail = state.take([3, 1])
+    candidates, tail = state.take([3, 1], torch.tensor([3, 1]))
     assert candidates.token[:, 0, 0].tolist() == [500, 100]
     assert candidates.log_prob[:, 0, 0].tolist() == [-500.0, -100.0]
     assert tail.tolist() == [[500, 500], [100, 100]]

@@ -198,6 +198,9 @@ def _check_vocabulary(source: str, d2t: torch.Tensor, vocab_size: int) -> None:
 class DartDrafter:
     """Drafts M + 1 levels with one pass over M + 1 rows: the last real row and M mask rows."""
 
+    reads_next_token = True
+    carry_size = 0
+
     def __init__(
         self,
         head: DartHead,

@@ -150,6 +150,8 @@ class DFlashDrafter:
     """Drafts with one pass over the root and its mask rows. Slot k predicts position s + k."""
 
     model: DFlashModel
+    reads_next_token = False
+    carry_size = 0
 
     def __init__(
         self,

@@ -92,6 +92,11 @@ class DominoDrafter(DFlashDrafter):
 
     model: DominoModel
 
+    @property
+    def carry_size(self) -> int:  # type: ignore[override]
+        """The rank of the correction."""
+        return self.model.domino.emb_dim
+
     @torch.no_grad()
     def draft(self, roots: Roots, width: int) -> Candidates:
         """Candidates by base logits; `carry` is each level's part of the head's inner layer."""
@@ -115,7 +120,7 @@ class DominoPaths:
         self._model = model
         self._embed = embed
         self._base = candidates.log_prob
-        self._carry = candidates.carry
+        self._carry = candidates.carry.to(model.norm.weight.dtype)
         self._root = root
 
     def initial_state(self) -> torch.Tensor:

@@ -49,6 +49,10 @@ class Drafter(Protocol):
     """Drafted levels D."""
     taps: tuple[int, ...]
     """0-based target layers whose output (the residual stream) the drafter reads."""
+    reads_next_token: bool
+    """Whether a row depends on the token after it, not only on its own."""
+    carry_size: int
+    """Numbers a level in Candidates.carry; 0 if there is none."""
 
     def kv_bytes_per_slot(self) -> int:
         """Bytes of draft KV for one token."""

@@ -64,6 +64,8 @@ class ScriptedDrafter:
     """Implements the protocol Drafter; its KV of a slot is the token that follows there."""
 
     taps: tuple[int, ...]
+    reads_next_token = True
+    carry_size = 0
 
     def __init__(self, config: ScriptedConfig, script: Script, target_layers: int) -> None:
         self.levels = config.levels

@@ -8,11 +8,10 @@ from typing import Any
 
 from sglang.srt.speculative.spec_info import CustomSpecAlgo, SpeculativeAlgorithm
 
+from sglang_dart.algorithms import NAMES
 from sglang_dart.engine import arguments
 
 logger = logging.getLogger(__name__)
-
-NAMES = ("DART",)
 
 
 class TreeAlgorithm(CustomSpecAlgo):
@@ -22,6 +21,9 @@ class TreeAlgorithm(CustomSpecAlgo):
 
     draft_bytes_per_slot = 0
     """Draft KV that lies beside one token of target KV; the worker sets it before the pools."""
+
+    keys_are_bigrams = False
+    """Whether a slot's draft row depends on the token after it; the worker sets it."""
 
     def supports_grammar_overlap(self) -> bool:
         """Verification advances the grammar itself, so overlap stays on with grammars."""

@@ -131,7 +131,11 @@ def _fill_shape(method: Method, args: Any) -> None:
         raise ValueError(
             f"--speculative-eagle-topk={branching}: must be 1 (a chain) or more (a tree)"
         )
-    chain = branching == 1
+    if method.chain and branching not in (None, 1):
+        raise ValueError(
+            f"--speculative-eagle-topk={branching}: the variant is chain, which is 1; drop the flag"
+        )
+    chain = method.chain or branching == 1
     budget = method.options.budget
     width = args.speculative_num_draft_tokens
     if width is None:

@@ -110,5 +110,9 @@ def _drafter_config(server_args: Any, previous: Step) -> None:
             args.speculative_draft_model_revision,
         )
         target = model_config_of(server_args)
-        method.check_target(hidden_size=target.hidden_size, vocab_size=target.vocab_size)
+        method.check_target(
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            layers=target.num_hidden_layers,
+        )
     previous(server_args)

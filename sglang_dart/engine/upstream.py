@@ -34,6 +34,11 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(f"{_SRT}plugins.hook_registry.HookRegistry.register", ("target", "hook", "hook_type")),
     Symbol(f"{_SRT}plugins.hook_registry.HookType", ("AFTER", "AROUND")),
     Symbol(f"{_SRT}arg_groups.resolution_hooks.register_resolution_hook", ("name",)),
+    Symbol(f"{_SRT}arg_groups.overrides.declare_resolution", ("server_args", "source", "fields")),
+    Symbol(f"{_SRT}arg_groups.overrides.model_config_of", ("server_args",)),
+    Symbol(f"{_SRT}arg_groups.overrides.resolving_view", ("server_args",)),
+    Symbol(f"{_SRT}configs.hybrid_arch.mambaish_config", ("model_config",)),
+    Symbol(f"{_SRT}configs.model_config.AttentionArch", ("MLA",)),
     # Hooked functions.
     Symbol(f"{_SRT}mem_cache.allocation_sizing.get_req_to_token_extra_context_len"),
     Symbol(f"{_SRT}mem_cache.allocation_sizing.get_alloc_reserve_per_decode"),
@@ -42,6 +47,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         f"{_SRT}model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
         ("self", "kvc", "num_layers"),
     ),
+    Symbol(f"{_SRT}mem_cache.cache_init_params.CacheInitParams", ("__init__", "is_eagle")),
     Symbol(
         f"{_SRT}managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
         ("self", "meta_info", "recv_obj", "i"),
@@ -94,6 +100,11 @@ SYMBOLS: tuple[Symbol, ...] = (
             "spec_info",
         ),
     ),
+    # The output layer, for drafters that have none.
+    Symbol(
+        f"{_SRT}layers.logits_processor.LogitsProcessor._compute_lm_head",
+        ("hidden_states", "lm_head"),
+    ),
     # Taps.
     Symbol(
         f"{_SRT}model_executor.model_runner_components.spec_aux_hidden_state.SpecAuxHiddenStateConfig",
@@ -136,10 +147,17 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(f"{_SRT}speculative.eagle_utils.TreeMaskMode", ("FULL_MASK", "QLEN_ONLY")),
     Symbol(f"{_SRT}speculative.eagle_utils.default_tree_mask_mode"),
     Symbol(f"{_SRT}layers.attention.verify_mask.VerifyMask", ("buffer", "mode", "max_bs", "fits")),
+    Symbol(f"{_SRT}layers.logits_processor.LogitsProcessorOutput", ("next_token_logits",)),
+    Symbol(
+        f"{_SRT}layers.sampler.apply_custom_logit_processor",
+        ("logits", "sampling_batch_info", "num_tokens_in_batch"),
+    ),
+    Symbol(f"{_SRT}layers.sampler.create_sampler"),
+    Symbol(f"{_SRT}speculative.spec_utils.SIMULATE_ACC_LEN"),
     # CUDA graphs.
     Symbol(
         f"{_SRT}model_executor.model_runner.ModelRunner",
-        ("_decode_cuda_graph_runner_cls",),
+        ("_decode_cuda_graph_runner_cls", "load_model", "maybe_enable_batch_invariant_mode"),
     ),
     Symbol(
         f"{_SRT}model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
@@ -148,6 +166,23 @@ SYMBOLS: tuple[Symbol, ...] = (
     # Without a GPU.
     Symbol(f"{_SRT}layers.attention.attention_registry.register_attention_backend", ("name",)),
     Symbol(f"{_SRT}layers.attention.torch_native_backend.TorchNativeAttnBackend"),
+    Symbol(f"{_SRT}arg_groups.choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES", ("append",)),
+    Symbol(
+        f"{_SRT}arg_groups.choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND", ("append",)
+    ),
+    Symbol(f"{_SRT}layers.quantization.unquant.UnquantizedLinearMethod", ("apply",)),
+    Symbol(f"{_SRT}layers.quantization.unquant.UnquantizedEmbeddingMethod", ("apply",)),
+    Symbol(
+        f"{_SRT}model_executor.model_runner_components.weight_updater.WeightUpdater",
+        (
+            "get_model",
+            "update_weights_from_disk",
+            "load_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+            "end_weight_update",
+        ),
+    ),
 )
 
 

@@ -55,20 +55,22 @@ class TreeWorker(BaseSpecWorker):
             spec.speculative_draft_model_revision,
         )
         with room_for("the drafter's weights", "take a smaller drafter, or quantise the target"):
-            self.drafter = method.load_drafter(_target_of(runner))
+            self.drafter = method.load_drafter(_target_of(target_worker))
         self._weight_load_time = time.perf_counter() - started
         self.planner = method.planner(
+            self.drafter,
             self.speculative_num_steps,
             chain=self._branching == 1,
             vocabulary=_vocabulary(target_worker),
+            device=torch.device(self.device),
         )
         self._rows_per_step = method.rows_per_step(self.device, runner.dtype)
         self._metrics = AcceptMetrics(self.speculative_num_steps, server_args)
 
         _tap(runner, self.drafter.taps)
-        algorithm.find(
-            spec.speculative_algorithm
-        ).draft_bytes_per_slot = self.drafter.kv_bytes_per_slot()
+        registered = algorithm.find(spec.speculative_algorithm)
+        registered.draft_bytes_per_slot = self.drafter.kv_bytes_per_slot()
+        registered.keys_are_bigrams = self.drafter.reads_next_token
         if runner.device == "cuda":
             from sglang_dart.engine.graphs import TreeGraphRunner
 
@@ -108,6 +110,8 @@ class TreeWorker(BaseSpecWorker):
                 candidates=self.planner.candidates,
                 tail=self.planner.context_length,
                 device=torch.device(self.device),
+                carry=self.drafter.carry_size,
+                home=self.planner.home,
             )
         logger.info(
             "sglang-dart: memory: drafter's weights %s, %s, rounds' buffers %s",
@@ -222,8 +226,13 @@ def _end_tokens(reqs: list[Any]) -> torch.Tensor:
     return torch.tensor(padded, dtype=torch.int64).view(len(reqs), widest)
 
 
-def _target_of(runner: Any) -> Target:
+def _target_of(target_worker: Any) -> Target:
+    runner, tokenizer = target_worker.model_runner, target_worker.tokenizer
     config = runner.model_config
+
+    def token_id(text: str) -> int | None:
+        return None if tokenizer is None else tokenizer.get_vocab().get(text)
+
     return Target(
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -231,7 +240,25 @@ def _target_of(runner: Any) -> Target:
         embed=runner.model.get_input_embeddings(),
         dtype=runner.dtype,
         device=torch.device(runner.device),
+        lm_head=_lm_head(runner.model, config.vocab_size),
+        token_id=token_id,
     )
+
+
+def _lm_head(model: Any, vocab_size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The target's own output layer, tied or not, for drafters that have none.
+
+    Computed as the target computes it, whatever its weights are stored as; without what the logits
+    are scaled or capped by, since drafters are trained on the bare product.
+    """
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        row = hidden.flatten(0, -2)
+        padded = model.logits_processor._compute_lm_head(row, model.lm_head)
+        # The weight is padded to a multiple of 64 rows.
+        return padded[:, :vocab_size].view(*hidden.shape[:-1], vocab_size)
+
+    return logits
 
 
 def _vocabulary(target_worker: Any) -> Vocabulary:

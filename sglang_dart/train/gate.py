@@ -12,18 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sglang_dart.algorithms import DEFAULT_BUDGET, Target, load_method
-from sglang_dart.draft.checkpoint import read_config
-from sglang_dart.draft.dart import DartDrafter, dart_taps, load_head
-from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.algorithms import Target, load_method
+from sglang_dart.draft.dart import dart_taps
+from sglang_dart.draft.dflash_config import read_dflash_config
 from sglang_dart.measure.client import Request, generate
 from sglang_dart.measure.metrics import Acceptance, micro_length
 from sglang_dart.measure.server import ServerError, serve
-from sglang_dart.options import ENVIRONMENT, DartOptions
+from sglang_dart.options import ENVIRONMENT, TreeOptions
 from sglang_dart.reference import generate as generate_by_reference
 from sglang_dart.train.capture import FrozenTarget
-from sglang_dart.train.corpus import Corpus, collate
-from sglang_dart.train.method import DartMethod
+from sglang_dart.train.corpus import Corpus
+from sglang_dart.train.fidelity import logit_difference
 
 # Accept lengths of the reference and the server may differ by so much.
 ACCEPT_TOLERANCE = 0.03
@@ -48,6 +47,7 @@ class Gate:
 
 
 def check_parity(
+    algorithm: str,
     head: Path,
     model: str,
     held_out: Corpus,
@@ -63,11 +63,10 @@ def check_parity(
     Greedy; both use the same tree options and no n-gram. Accept lengths are over all rounds.
     """
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    target = FrozenTarget.load(model, dart_taps, dtype=dtype, device=device)
-    difference = logit_difference(head, target, held_out)
-    budget = DEFAULT_BUDGET if device == "cuda" else _CPU_BUDGET
-    method = load_method("DART", str(head), None)
-    assert isinstance(method.options, DartOptions)
+    taps = dart_taps if algorithm == "DART" else read_dflash_config(str(head)).taps
+    target = FrozenTarget.load(model, taps, dtype=dtype, device=device)
+    method = load_method(algorithm, str(head), None)
+    budget = method.budget if device == "cuda" else _CPU_BUDGET
     # The server must not cut a tree that the reference verifies whole.
     options = dataclasses.replace(method.options, budget=budget, cpu_rows=budget + 1, ngram=None)
     questions = [first_prompt(held_out, text) for text in range(min(prompts, len(held_out)))]
@@ -84,6 +83,7 @@ def check_parity(
             functools.partial(torch.nn.functional.linear, weight=target.lm_head),
         )
     )
+    difference = logit_difference(drafter, target, held_out)
     found = [
         generate_by_reference(
             target.model, drafter, question, new_tokens, options=options, end=ends
@@ -98,7 +98,9 @@ def check_parity(
         del drafter, target
         torch.cuda.empty_cache()
         try:
-            server = _by_server(head, model, questions, new_tokens, options, dtype, server_flags)
+            server = _by_server(
+                algorithm, head, model, questions, new_tokens, options, dtype, server_flags
+            )
             note = "" if server is not None else "the server reported no round"
         except ServerError as error:
             note = f"no server: {error}"
@@ -135,57 +137,20 @@ def first_prompt(corpus: Corpus, text: int) -> list[int]:
     return corpus.ids[span][: int(np.argmax(corpus.mask[span]))].tolist()
 
 
-@torch.no_grad()
-def logit_difference(head: Path, target: FrozenTarget, corpus: Corpus, prefixes: int = 8) -> float:
-    """Compare the trainer's forward with the serving drafter's on one text of the corpus.
-
-    Gives the largest absolute difference of logits over all levels of `prefixes` prefixes, in
-    standard deviations of the logits.
-    """
-    source = str(head)
-    dtype, device = target.lm_head.dtype, target.lm_head.device
-    weights = load_head(source, read_config(source), dtype=dtype, device=device)
-    drafter = DartDrafter(weights, target.embed, target.config.num_hidden_layers)
-    method = DartMethod(
-        weights,
-        target.model.get_input_embeddings().weight,
-        target.lm_head,
-        gamma=1.0,
-        final_norm_passes=drafter.final_norm_passes,
-    )
-    batch = collate(corpus, [0], method).to(device)
-    capture = target.capture(batch.ids)
-    trained = weights.lm_head(method.hidden(batch, capture))
-
-    length = batch.ids.shape[1]
-    slots = torch.arange(1, length, device=device)
-    drafter.allocate(length)
-    drafter.append(Rows(capture.feature[0, :-1], batch.ids[0, 1:], slots - 1, slots))
-    worst = torch.zeros((), device=device)
-    for prefix in batch.rows.prefix.unique()[:prefixes]:
-        roots = Roots(
-            batch.ids[0, prefix + 1][None],
-            prefix[None] + 1,
-            capture.feature[0, prefix][None],
-            slots[None],
-        )
-        served = drafter.draft_logits(roots)[0]
-        rows = (batch.rows.prefix == prefix).nonzero().flatten()
-        gap = (trained[rows] - served[batch.rows.level[rows]]).abs().max()
-        worst = torch.maximum(worst, gap.float())
-    return float(worst / trained.float().std())
-
-
 def _by_server(
+    algorithm: str,
     head: Path,
     model: str,
     questions: Sequence[Sequence[int]],
     new_tokens: int,
-    options: DartOptions,
+    options: TreeOptions,
     dtype: torch.dtype,
     flags: Sequence[str],
 ) -> float | None:
-    speculation = ("--speculative-algorithm", "DART", "--speculative-draft-model-path", str(head))
+    speculation = (
+        *("--speculative-algorithm", algorithm),
+        *("--speculative-draft-model-path", str(head)),
+    )
     name = str(dtype).removeprefix("torch.")
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens}
     environment = {ENVIRONMENT: json.dumps(dataclasses.asdict(options))}

@@ -1,51 +1,74 @@
-"""Candidates to packed trees: the tree that a round verifies, grown on the host."""
+"""Candidates to packed trees: the tree that a round verifies."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 import sglang_dart._core as _core
-from sglang_dart.options import DartOptions
-from sglang_dart.tree import recipe
+from sglang_dart.score.causal import Causal, CausalHead
+from sglang_dart.score.marginal import Marginal
+from sglang_dart.score.scorer import Scorer
 from sglang_dart.tree.core import CoreGrower
+from sglang_dart.tree.grow import grow
+from sglang_dart.tree.pack import pack
+from sglang_dart.tree.prune import prune
+from sglang_dart.tree.recipe import TreeRecipe, chain
 from sglang_dart.types import Candidates, PackedTree
+
+# The recipe for a budget.
+RecipeOf = Callable[[int], TreeRecipe]
+# The causal head over candidates, for a growth from roots [bs]: see DominoDrafter.path_head.
+HeadOf = Callable[[Candidates, torch.Tensor], CausalHead]
+
+HOST = torch.device("cpu")
 
 
 class TreePlanner:
-    """Grows DART's trees: marginal scores with n-gram continuity, the beam recipe.
+    """Grows trees by one recipe, scored by the candidates alone or by a causal head along paths.
 
-    `levels` bounds the depth. A chain takes the best token of each level instead.
+    On the host the C++ core grows them, with n-gram continuity if there is a model; on a GPU torch
+    does, without a host synchronisation.
     """
 
     def __init__(
         self,
-        options: DartOptions,
+        recipe: RecipeOf | None,
         levels: int,
+        candidates: int,
         *,
-        chain: bool = False,
+        head: HeadOf | None = None,
+        logit_decay: float = 1.0,
         ngram: _core.NgramModel | None = None,
+        ngram_weight: float = 0.0,
+        threads: int = 0,
+        home: torch.device = HOST,
     ) -> None:
-        self._options = options
+        """`levels` bounds the depth. recipe None: a chain, the best token after the best.
+
+        candidates: how many a level the drafter shall give. logit_decay: see Marginal; it does not
+        concern a head. home: where trees grow; the host, if there is an n-gram model.
+        """
+        self.candidates = candidates
+        self.home = HOST if ngram is not None else home
+        self._recipe = recipe
         self._levels = levels
-        self._chain = chain
-        self._ngram = ngram
+        self._head = head
+        self._decay = logit_decay
+        self._context = 1 if ngram is None else max(1, ngram.order - 1)
         self._grower = CoreGrower(
             levels,
-            logit_decay=options.logit_decay,
+            logit_decay=logit_decay,
             ngram=ngram,
-            ngram_weight=options.ngram_weight,
-            threads=options.threads,
+            ngram_weight=ngram_weight,
+            threads=threads,
         )
-
-    @property
-    def candidates(self) -> int:
-        """Candidates a level that the drafter should give."""
-        return self._options.candidates
 
     @property
     def context_length(self) -> int:
         """Newest tokens that must be remembered, the root included."""
-        return 1 if self._ngram is None else max(1, self._ngram.order - 1)
+        return self._context
 
     def levels(self, width: int) -> int:
         """The depth that no node of a tree of `width` nodes exceeds."""
@@ -61,26 +84,41 @@ class TreePlanner:
     ) -> PackedTree:
         """Grow, keep and pack a tree of `width` nodes, root included, for each request.
 
-        candidates, tail [bs, T] and end [bs, E] on the host; tail ends with the root. length [bs]
-        and the result on the device of `length`.
+        candidates and tail [bs, T] at home, end [bs, E] on the host; tail ends with the root.
+        length [bs] and the result on the device of `length`.
         """
         root, levels = tail[:, -1].contiguous(), self.levels(width)
         if not levels:
             return _root_only(root, length)
-        kept = Candidates(
-            candidates.token[:, :levels].contiguous(), candidates.log_prob[:, :levels].contiguous()
-        )
+        recipe = chain(levels) if self._recipe is None else self._recipe(width - 1)
+        kept = candidates.first(levels)
+        if self.home.type != "cpu":
+            assert not recipe.ends_last, "the end tokens are on the host"
+            ledger = grow(self._scorer(kept, root, recipe), recipe, root)
+            return pack(prune(ledger, recipe.budget, recipe.depth_bonus), length)
         # The device may know the lengths alone: positions count from the root until then.
         depth = torch.zeros_like(root)
-        _, packed = self._grower.plan(
-            self._recipe(levels, width - 1), kept, root, depth, end=end, tail=tail
-        )
+        if self._head is None:
+            _, packed = self._grower.plan(recipe, kept, root, depth, end=end, tail=tail)
+        else:
+            scorer = self._scorer(kept.to(length.device), root.to(length.device), recipe)
+            tree = self._grower.grow(recipe, scorer, root, end=end, tail=tail)
+            packed = pack(tree, depth, impl="cpp")
         return _at(packed, length)
 
-    def _recipe(self, levels: int, budget: int) -> recipe.TreeRecipe:
-        if self._chain:
-            return recipe.chain(levels)
-        return recipe.beam(budget, self._options.beam, self._options.level_exponent)
+    def _scorer(self, candidates: Candidates, root: torch.Tensor, recipe: TreeRecipe) -> Scorer:
+        if self._head is None:
+            return Marginal(candidates, self._decay)
+        return Causal(self._head(candidates, root), expandable(candidates, recipe))
+
+
+def expandable(candidates: Candidates, recipe: TreeRecipe) -> int:
+    """How many candidates, by base rank, a causal head may put into a tree.
+
+    No more than the budget, as DARTree's release has it; a chain chooses among all.
+    """
+    given = candidates.token.shape[2]
+    return given if recipe.frontier == 1 else min(given, recipe.budget)
 
 
 def _root_only(root: torch.Tensor, length: torch.Tensor) -> PackedTree:
