@@ -12,44 +12,21 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
 from sglang_dart import cpu_host
-from sglang_dart.engine.algorithm import is_ours
+from sglang_dart.engine.algorithm import find, is_ours
 
-ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
-CELL_SIZE = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
-SAMPLE = "sglang.srt.speculative.eagle_worker_common.eagle_sample"
-BATCH_INVARIANT = (
-    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
-)
-LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
-WEIGHT_UPDATES = tuple(
-    f"sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.{name}"
-    for name in (
-        "update_weights_from_disk",
-        "load_weights_from_distributed",
-        "update_weights_from_tensor",
-        "update_weights_from_ipc",
-        "end_weight_update",
-    )
-)
-REQUEST_METRICS = (
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
-)
+Hook = tuple[str, Callable[..., Any], HookType]
 
 
 def install() -> None:
     """Register every hook; SGLang applies them once all plug-ins have run."""
-    HookRegistry.register(ROW_HEADROOM, _row_headroom, HookType.AROUND)
-    HookRegistry.register(CELL_SIZE, _cell_size, HookType.AFTER)
-    HookRegistry.register(SAMPLE, _sample, HookType.AROUND)
-    HookRegistry.register(REQUEST_METRICS, _request_metrics, HookType.AFTER)
+    hooks = HOOKS
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from sglang_dart.engine import cpu_attention
 
         cpu_attention.register()
-        HookRegistry.register(BATCH_INVARIANT, _batch_invariant, HookType.AROUND)
-        HookRegistry.register(LOAD_MODEL, _pack_weights, HookType.AFTER)
-        for update in WEIGHT_UPDATES:
-            HookRegistry.register(update, _repack_weights, HookType.AFTER)
+        hooks += CPU_HOOKS
+    for target, hook, kind in hooks:
+        HookRegistry.register(target, hook, kind)
 
 
 def _row_headroom(original: Callable[[], int]) -> int:
@@ -73,6 +50,19 @@ def _cell_size(size: int, configurator: Any, kvc: Any, num_layers: int) -> int |
     if not is_ours(get_spec().speculative_algorithm) or kvc.is_draft_worker:
         return None
     return size + kvc.spec_algorithm.draft_bytes_per_slot
+
+
+def _prefix_cache(original: Callable[..., None], *args: Any, **fields: Any) -> None:
+    """Share a slot only between requests that go on with the same token.
+
+    A drafter may make its row from a token and the one after it. Then the last token of a shared
+    prefix is read anew, as 0.5.23 does for its own EAGLE. Goes when a custom algorithm can ask for
+    bigram keys.
+    """
+    name = get_spec().speculative_algorithm
+    if is_ours(name) and find(name).keys_are_bigrams:
+        fields["is_eagle"] = True
+    original(*args, **fields)
 
 
 def _sample(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -133,3 +123,44 @@ def _request_metrics(_: None, manager: Any, meta_info: dict[str, Any], *__: Any)
     drafted = max(meta_info["completion_tokens"] - 1 - rounds, 0)
     meta_info["spec_accept_length"] = 1 + drafted / rounds
     meta_info["spec_accept_rate"] = drafted / (rounds * spec.speculative_num_steps)
+
+
+_SRT = "sglang.srt."
+_MEMORY = f"{_SRT}mem_cache."
+_RUNNER = f"{_SRT}model_executor.model_runner.ModelRunner."
+_UPDATER = f"{_SRT}model_executor.model_runner_components.weight_updater.WeightUpdater."
+
+HOOKS: tuple[Hook, ...] = (
+    (
+        f"{_MEMORY}allocation_sizing.get_req_to_token_extra_context_len",
+        _row_headroom,
+        HookType.AROUND,
+    ),
+    (
+        f"{_SRT}model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
+        _cell_size,
+        HookType.AFTER,
+    ),
+    (
+        f"{_MEMORY}cache_init_params.CacheInitParams.__init__",
+        _prefix_cache,
+        HookType.AROUND,
+    ),
+    (f"{_SRT}speculative.eagle_worker_common.eagle_sample", _sample, HookType.AROUND),
+    (
+        f"{_SRT}managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
+        _request_metrics,
+        HookType.AFTER,
+    ),
+)
+
+# Without a GPU.
+CPU_HOOKS: tuple[Hook, ...] = (
+    (f"{_RUNNER}maybe_enable_batch_invariant_mode", _batch_invariant, HookType.AROUND),
+    (f"{_RUNNER}load_model", _pack_weights, HookType.AFTER),
+    (f"{_UPDATER}update_weights_from_disk", _repack_weights, HookType.AFTER),
+    (f"{_UPDATER}load_weights_from_distributed", _repack_weights, HookType.AFTER),
+    (f"{_UPDATER}update_weights_from_tensor", _repack_weights, HookType.AFTER),
+    (f"{_UPDATER}update_weights_from_ipc", _repack_weights, HookType.AFTER),
+    (f"{_UPDATER}end_weight_update", _repack_weights, HookType.AFTER),
+)

@@ -1,8 +1,12 @@
 """The contract with SGLang, symbol by symbol."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from sglang_dart.engine import upstream
+import sglang_dart
+from sglang_dart.engine import patches, upstream
 
 
 @pytest.mark.parametrize("symbol", upstream.SYMBOLS, ids=lambda symbol: symbol.path)
@@ -27,3 +31,22 @@ def test_sglang_asks_nothing_that_the_algorithm_lacks():
 
     asked = {name for name in vars(SpeculativeAlgorithm) if name.startswith(("is_", "supports_"))}
     assert asked <= set(dir(TreeAlgorithm))
+
+
+def imported() -> set[str]:
+    """Dotted paths of everything of sglang.srt that the package imports or hooks."""
+    paths = set()
+    for file in Path(sglang_dart.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.srt"):
+                paths |= {f"{node.module}.{name.name}" for name in node.names}
+    return paths | {target for target, _, _ in patches.HOOKS + patches.CPU_HOOKS}
+
+
+def test_every_symbol_that_is_imported_or_hooked_is_checked():
+    checked = {symbol.path for symbol in upstream.SYMBOLS}
+    needed = {f"{symbol.path}.{name}" for symbol in upstream.SYMBOLS for name in symbol.needs}
+    # A module is covered by any symbol inside it.
+    modules = {path.rpartition(".")[0] for path in checked}
+    assert imported() - checked - needed - modules == set()
