@@ -24,7 +24,6 @@ from sglang_dart.ngram_model import Vocabulary, find_file, open_ngram
 from sglang_dart.options import (
     DartOptions,
     DartreeOptions,
-    TreeOptions,
     Variant,
     load_dart_options,
     load_dartree_options,
@@ -77,7 +76,7 @@ class Method:
     levels: int
     budget: int
     chain: bool
-    options: TreeOptions
+    options: DartOptions | DartreeOptions
     check_target: Callable[..., None]
     load_drafter: Callable[[Target], Drafter]
     plan: Callable[..., TreePlanner]
@@ -287,7 +286,9 @@ def _plan_dartree(
 # ---------------------------------------------------------------- scripts
 
 
-def _scripted_method(source: str, raw: dict[str, object], options: TreeOptions) -> Method:
+def _scripted_method(
+    source: str, raw: dict[str, object], options: DartOptions | DartreeOptions
+) -> Method:
     config = validate(scripted.ScriptedConfig, raw, f"{source}/{CONFIG}")
 
     def load(target: Target) -> scripted.ScriptedDrafter:
@@ -299,7 +300,6 @@ def _scripted_method(source: str, raw: dict[str, object], options: TreeOptions) 
     if isinstance(options, DartOptions):
         plan, budget, chain = functools.partial(_plan_dart, options), DEFAULT_BUDGET, False
     else:
-        assert isinstance(options, DartreeOptions)
         variant = dartree_variant(options, causal=False)
         plan = functools.partial(_plan_dartree, options, variant, config.vocab_size)
         budget, chain = DARTREE_BUDGET, variant == "chain"

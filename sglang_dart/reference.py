@@ -1,4 +1,4 @@
-"""DART in plain torch, one request, no engine: to study, and to test faster ways against.
+"""Both algorithms in plain torch, one request, no engine: to study, and to test others against.
 
     prefill -> draft -> grow, prune, pack -> verify -> commit -> draft -> ...
 
@@ -15,16 +15,26 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from sglang_dart.algorithms import DEFAULT_BUDGET
+from sglang_dart.algorithms import (
+    DARTREE_BUDGET,
+    DEFAULT_BUDGET,
+    dart_recipe,
+    dartree_recipe,
+    dartree_variant,
+)
+from sglang_dart.draft.dflash import DFlashDrafter
+from sglang_dart.draft.domino import DominoDrafter
 from sglang_dart.draft.drafter import Drafter, Roots, Rows
-from sglang_dart.options import DartOptions
+from sglang_dart.options import DartOptions, DartreeOptions
+from sglang_dart.score.causal import Causal
 from sglang_dart.score.continuity import Continuity, NgramModel
 from sglang_dart.score.marginal import Marginal
 from sglang_dart.score.scorer import Scorer
 from sglang_dart.tree.grow import grow
 from sglang_dart.tree.pack import pack
+from sglang_dart.tree.plan import expandable
 from sglang_dart.tree.prune import prune
-from sglang_dart.tree.recipe import beam
+from sglang_dart.tree.recipe import TreeRecipe
 from sglang_dart.types import Candidates, Tree
 from sglang_dart.verify.accept import accept_tokens
 
@@ -63,20 +73,21 @@ def generate(
     ids: Sequence[int],
     max_new_tokens: int,
     *,
-    options: DartOptions | None = None,
+    options: DartOptions | DartreeOptions | None = None,
     ngram: NgramModel | None = None,
     end: Sequence[int] = (),
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Generation:
-    """Generate with DART from the prompt `ids`; the drafter's KV is allocated anew.
+    """Generate from the prompt `ids` with speculation; the drafter's KV is allocated anew.
 
-    target: a Hugging Face causal language model with eager or SDPA attention, in eval mode.
+    options: of DART or of DARTREE, as the drafter needs; None: that algorithm's defaults. target: a
+    Hugging Face causal language model with eager or SDPA attention, in eval mode.
     Temperature 0 decodes greedily. Raises ValueError for an empty prompt.
     """
     if not ids:
-        raise ValueError("the prompt is empty; DART needs at least one token to draft from")
-    options = options or DartOptions()
+        raise ValueError("the prompt is empty; a drafter needs at least one token to draft from")
+    options = options or (DartreeOptions() if isinstance(drafter, DFlashDrafter) else DartOptions())
     device = target.device
     reader = TargetReader(target, drafter.taps)
     drafter.allocate(len(ids) + max_new_tokens + drafter.levels + 1)
@@ -96,7 +107,7 @@ def generate(
         # The slot of a position is the position plus one, since slot 0 is the dummy.
         slots = torch.arange(1, len(text), device=device)[None]
         candidates = drafter.draft(Roots(root, length, feature[-1:], slots), options.candidates)
-        tree = dart_tree(candidates, text, options, ngram, end)
+        tree = draft_tree(drafter, candidates, text, options, ngram, end)
         packed = pack(tree, length)
 
         logits, feature = reader.read(packed.token[0], packed.position[0], packed.mask[0])
@@ -112,23 +123,40 @@ def generate(
     return Generation(_cut(text[len(ids) :], max_new_tokens, end), rounds)
 
 
-def dart_tree(
+def draft_tree(
+    drafter: Drafter,
     candidates: Candidates,
     text: Sequence[int],
-    options: DartOptions,
+    options: DartOptions | DartreeOptions,
     ngram: NgramModel | None = None,
     end: Sequence[int] = (),
 ) -> Tree:
-    """Grow DART's tree for one request after `text`, whose last token is the root."""
+    """Grow the tree of one request after `text`, whose last token is the root."""
     device = candidates.token.device
-    scorer: Scorer = Marginal(candidates, options.logit_decay)
+    root = torch.tensor(text[-1:], device=device)
+    if isinstance(options, DartOptions):
+        recipe = dart_recipe(options, options.budget or DEFAULT_BUDGET)
+        scorer: Scorer = Marginal(candidates, options.logit_decay)
+    else:
+        recipe, scorer = _dartree(drafter, candidates, root, options)
     if ngram is not None:
         missing = max(0, ngram.order - 1 - len(text))
         tail = torch.tensor([[-1] * missing + list(text)], device=device)
         scorer = Continuity(scorer, ngram, tail, options.ngram_weight)
-    recipe = beam(options.budget or DEFAULT_BUDGET, options.beam, options.level_exponent)
     ends = torch.tensor([list(end) or [-1]], device=device)
-    return prune(grow(scorer, recipe, torch.tensor(text[-1:], device=device), ends), recipe.budget)
+    return prune(grow(scorer, recipe, root, ends), recipe.budget, recipe.depth_bonus)
+
+
+def _dartree(
+    drafter: Drafter, candidates: Candidates, root: torch.Tensor, options: DartreeOptions
+) -> tuple[TreeRecipe, Scorer]:
+    variant = dartree_variant(options, causal=isinstance(drafter, DominoDrafter))
+    budget = drafter.levels if variant == "chain" else options.budget or DARTREE_BUDGET
+    recipe = dartree_recipe(options, variant, budget)
+    if variant == "marginal" or not isinstance(drafter, DominoDrafter):
+        return recipe, Marginal(candidates)
+    head = drafter.path_head(candidates, root)
+    return recipe, Causal(head, expandable(candidates, recipe))
 
 
 class TargetReader:
