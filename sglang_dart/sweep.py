@@ -8,25 +8,28 @@ import importlib.metadata
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from sglang_dart.cli import emit, run_tool
-from sglang_dart.measure import cells, plots, sweep_report, throughput
+from sglang_dart.demo_target import cache_dir
+from sglang_dart.measure import plots, sweep_report, throughput
 from sglang_dart.measure.arms import ALGORITHMS, RECORD, Arm, parse_arms
+from sglang_dart.measure.cells import Cell, Load, Place, ask, finished
 from sglang_dart.measure.client import server_facts
-from sglang_dart.measure.datasets import load_questions
+from sglang_dart.measure.datasets import Question, load_questions
 from sglang_dart.measure.hardware import hardware
 from sglang_dart.measure.report import RawLog
+from sglang_dart.measure.rounds import RoundLoad, round_rows, time_rounds
+from sglang_dart.measure.shapes import SIMULATE, Shape, published_length, simulated
 from sglang_dart.measure.sweeping import run, unmended, visits
 from sglang_dart.options import ENVIRONMENT
 
-SERVING = "serving"
+SERVING, ROUNDS = "serving", "rounds"
 
 app = typer.Typer(add_completion=False)
 
@@ -55,6 +58,18 @@ def sweep(
     new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
     warmup_tokens: Annotated[int, typer.Option(min=1, help="Of the answers before a cell.")] = 32,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help="Time rounds with random weights instead: Qwen3-1.7B, -4B, -8B, -14B, -32B, or "
+            "the path of a config.json. Drafters are made; --concurrency is the batch."
+        ),
+    ] = "",
+    accept_length: Annotated[
+        float | None, typer.Option(min=1, help="With --shapes; default: as published.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="With --shapes.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="With --shapes: timed in a pair.")] = 64,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for a server.")] = 1800.0,
     out: Annotated[Path | None, typer.Option(help="Raw results; if it exists, resumes.")] = None,
     report: Annotated[Path | None, typer.Option(help="Recompute from raw results.")] = None,
@@ -72,35 +87,96 @@ def sweep(
     if mine:
         raise ValueError(f"{mine[0]}: flags of speculation belong to an arm, not to all")
     arms = parse_arms(arm or [], url or [])
-    files = data or []
-    questions = load_questions(files, limit, seed)
-    load = cells.Load(new_tokens, temperature, warmup_tokens)
-    settings = {
-        "kind": SERVING,
-        "model": _model(model, arms),
-        "data": {file.stem: _digest(file) for file in files},
-        **{"limit": limit, "seed": seed, **dataclasses.asdict(load)},
-        **_surroundings(shared),
-    }
-    _print_commands(settings["model"], shared, arms)
-    log = RawLog(out or Path(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"), settings)
-
-    def measure(address: str, place: cells.Place) -> list[dict[str, Any]]:
-        asked = [question for question in questions if question.set == place.set]
-        return cells.ask(address, asked, place.concurrency, load)
-
-    sets = list(dict.fromkeys(question.set for question in questions))
-    plan = visits(arms, sets, _numbers(concurrency), repeats)
+    concurrencies = _numbers(concurrency)
+    if shapes:
+        made = Shape.of(shapes)
+        timed = RoundLoad(made.config["vocab_size"], prompt_tokens, rounds)
+        plan = _rounds(made, arms, shared, max(concurrencies), timed, accept_length)
+    else:
+        files = data or []
+        load = Load(new_tokens, temperature, warmup_tokens)
+        plan = _serving(model, arms, shared, files, load_questions(files, limit, seed), load)
+        plan.settings |= {"limit": limit, "seed": seed}
+    log = RawLog(out or Path(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"), plan.settings)
+    target, flags = plan.settings["model"], plan.settings["flags"]
+    for one in plan.arms:
+        _say(f"{one.name}: {one.command(target, flags)}")
     failures = run(
         log,
-        plan,
-        lambda one: one.serving(settings["model"], shared, timeout_s=start_timeout),
-        measure,
+        visits(plan.arms, plan.sets, concurrencies, repeats),
+        lambda one: one.serving(target, flags, timeout_s=start_timeout),
+        plan.measure,
         _say,
     )
     _finish(log)
     if failures:
         raise typer.Exit(1)
+
+
+@dataclasses.dataclass
+class Plan:
+    """What a sweep measures and how; `settings` stand first in the results file."""
+
+    settings: dict[str, Any]
+    arms: list[Arm]
+    sets: list[str]
+    measure: Callable[[str, Place], list[dict[str, Any]]]
+
+
+def _serving(
+    model: str,
+    arms: list[Arm],
+    shared: Sequence[str],
+    files: Sequence[Path],
+    questions: Sequence[Question],
+    load: Load,
+) -> Plan:
+    """Prompt sets over the OpenAI API."""
+
+    def measure(url: str, place: Place) -> list[dict[str, Any]]:
+        asked = [question for question in questions if question.set == place.set]
+        return ask(url, asked, place.concurrency, load)
+
+    settings = {
+        "kind": SERVING,
+        "model": _model(model, arms),
+        "data": {file.stem: _digest(file) for file in files},
+        **dataclasses.asdict(load),
+        **_surroundings(shared),
+    }
+    return Plan(settings, arms, list(dict.fromkeys(q.set for q in questions)), measure)
+
+
+def _rounds(
+    shape: Shape,
+    arms: Sequence[Arm],
+    shared: Sequence[str],
+    batch: int,
+    load: RoundLoad,
+    accept_length: float | None,
+) -> Plan:
+    """Rounds of models with random weights; `batch` is the largest."""
+    running = [one.name for one in arms if one.url]
+    if running:
+        raise ValueError(f"--url {running[0]}: --shapes starts its own servers")
+    folder = cache_dir() / "shapes" / shape.name
+    made = [simulated(one, shape, folder, accept_length) for one in arms]
+    lengths = {one.name: float(one.env.get(SIMULATE, 1.0)) for one in made}
+
+    def measure(url: str, place: Place) -> list[dict[str, Any]]:
+        return time_rounds(url, place.concurrency, lengths[place.arm], load)
+
+    # A batch must run as a whole, in a captured graph; SGLang's algorithms take 48 otherwise.
+    whole = ("--max-running-requests", str(batch), "--cuda-graph-max-bs-decode", str(batch))
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init", *whole, *shared)
+    settings = {
+        "kind": ROUNDS,
+        "shape": shape.name,
+        "model": str(shape.write_target(folder)),
+        **dataclasses.asdict(load),
+        **_surroundings(flags),
+    }
+    return Plan(settings, made, [f"{load.prompt_tokens} random tokens"], measure)
 
 
 def _model(given: str, arms: Sequence[Arm]) -> str:
@@ -124,32 +200,19 @@ def _surroundings(shared: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _print_commands(model: str, shared: Sequence[str], arms: Sequence[Arm]) -> None:
-    for one in arms:
-        _say(f"{one.name}: {one.command(model, shared)}")
-
-
 def _finish(log: RawLog) -> None:
     """Print the tables, write them and the figures beside the raw results, emit the JSON line."""
-    settings, console = log.records[0], Console()
-    found = throughput.rows(cells.finished(log))
-    if not found:
+    settings = log.records[0]
+    cells = finished(log)
+    if not cells:
         raise RuntimeError(f"{log.path}: no cell has been measured")
-    summaries = throughput.summaries(found)
-    base = log.path.with_suffix("")
-    figures = [base.with_name(f"{base.name}-throughput.png")]
-    plots.throughput_against_latency(found, figures[0])
-    if summaries:
-        figures.append(base.with_name(f"{base.name}-speedup.png"))
-        plots.speedup_against_concurrency(found, figures[1])
-    tables = [sweep_report.rows_table(found)]
-    tables += [sweep_report.summary_table(summaries)] if summaries else []
-    for table in tables:
-        console.print(table)
+    report = _rounds_report if settings["kind"] == ROUNDS else _serving_report
+    tables, figures, result = report(log, cells)
+    # As it is in the file: a terminal's width would cut the columns.
+    print(sweep_report.markdown(tables))
     document = log.path.with_suffix(".md")
     images = [f"![]({figure.name})" for figure in figures]
-    sections: list[str | Table] = [*_described(log), *tables, *images]
-    document.write_text(sweep_report.markdown(sections))
+    document.write_text(sweep_report.markdown([*_described(log), *tables, *images]))
     emit(
         {
             "tool": "sweep",
@@ -157,22 +220,62 @@ def _finish(log: RawLog) -> None:
             "raw": str(log.path),
             "report": str(document),
             "figures": [str(figure) for figure in figures],
-            "rows": [dataclasses.asdict(row) for row in found],
-            "summary": [dataclasses.asdict(row) for row in summaries],
+            **result,
             "failures": unmended(log),
         }
     )
+
+
+Report = tuple[list[Table], list[Path], dict[str, Any]]
+
+
+def _serving_report(log: RawLog, cells: Mapping[Place, Cell]) -> Report:
+    found = throughput.rows(cells)
+    summaries = throughput.summaries(found)
+    tables, figures = [sweep_report.rows_table(found)], [_beside(log, "throughput")]
+    plots.throughput_against_latency(found, figures[0])
+    if summaries:
+        tables.append(sweep_report.summary_table(summaries))
+        figures.append(_beside(log, "speedup"))
+        plots.speedup_against_concurrency(found, figures[1])
+    rows = [dataclasses.asdict(row) for row in found]
+    return tables, figures, {"rows": rows, "summary": [dataclasses.asdict(s) for s in summaries]}
+
+
+def _rounds_report(log: RawLog, cells: Mapping[Place, Cell]) -> Report:
+    shape = log.records[0]["shape"]
+    published = {one.name: published_length(shape, one) for one in _arms(log)}
+    found = round_rows(cells, published)
+    figures = []
+    if any(row.ratio for row in found):
+        figures.append(_beside(log, "rounds"))
+        plots.round_ratio_against_batch(found, figures[0])
+    rows = [dataclasses.asdict(row) for row in found]
+    return [sweep_report.rounds_table(found)], figures, {"rows": rows}
+
+
+def _beside(log: RawLog, figure: str) -> Path:
+    return log.path.with_name(f"{log.path.stem}-{figure}.png")
+
+
+def _arms(log: RawLog) -> list[Arm]:
+    return [Arm.of(record) for record in log.records if record["record"] == RECORD]
 
 
 def _described(log: RawLog) -> list[str]:
     """What was measured, in words: hardware, versions, settings, one command an arm."""
     settings = log.records[0]
     versions = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
-    arms = [Arm.of(record) for record in log.records if record["record"] == RECORD]
-    commands = [f"{one.name}: {one.command(settings['model'], settings['flags'])}" for one in arms]
+    if settings["kind"] == ROUNDS:
+        what = f"{settings['shape']}, random weights, prompts of {settings['prompt_tokens']} tokens"
+    else:
+        what = f"Answers of at most {settings['new_tokens']} tokens"
+        what += f", temperature {settings['temperature']:g}"
+    commands = [
+        f"{one.name}: {one.command(settings['model'], settings['flags'])}" for one in _arms(log)
+    ]
     return [
-        f"{settings['hardware']}; {versions}. Answers of at most {settings['new_tokens']} tokens, "
-        f"temperature {settings['temperature']:g}.",
+        f"{settings['hardware']}; {versions}. {what}.",
         "```\n" + "\n".join(commands) + "\n```",
         *(f"{name} failed: {reason}" for name, reason in unmended(log).items()),
     ]

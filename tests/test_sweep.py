@@ -14,9 +14,10 @@ from sglang_dart import sweep as tool
 from sglang_dart.cli import run_tool
 from sglang_dart.measure import sweeping
 from sglang_dart.measure.arms import Arm
-from sglang_dart.measure.cells import CELL, Place, finished
+from sglang_dart.measure.cells import CELL, REQUEST, Place, finished
 from sglang_dart.measure.report import RawLog
 from sglang_dart.measure.server import ServerError
+from tests.engine.byte_tokenizer import write_tokenizer
 from tests.measure.openai_server import ScriptedOpenAI
 
 
@@ -198,3 +199,60 @@ def test_arms_with_different_targets_are_refused(servers, data, capsys) -> None:
     servers["F"].model = "another"
     assert run_tool(tool.app, "sweep", [*servers["words"], *data]) == 2
     assert "different targets: another, scripted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shapes", "Qwen9", "--arm", "plain"], "neither one of Qwen3-1.7B"),
+        (["--shapes", "Qwen3-8B", "--url", "A=http://h"], "--shapes starts its own servers"),
+        (["--shapes", "Qwen3-8B", "--arm", "plain", "--accept-length", "0.5"], "accept-length"),
+    ],
+)
+def test_bad_shapes_are_one_line(words: list[str], message: str, capsys) -> None:
+    assert run_tool(tool.app, "sweep", words) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def target(golden: Path, tmp_path: Path) -> str:
+    """The golden target with a tokenizer of bytes."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    for file in (golden / "dart/target").iterdir():
+        (folder / file.name).symlink_to(file)
+    write_tokenizer(folder)
+    return str(folder)
+
+
+@pytest.mark.server
+def test_a_sweep_of_a_real_server(target, golden, data, tmp_path: Path, capsys) -> None:
+    words = ["--arm", f"DART={golden / 'dart/head'}", "--model", target, *data]
+    words += ["--concurrency", "1", "--repeats", "1", "--new-tokens", "24"]
+    words += ["--out", str(tmp_path / "raw.jsonl")]
+    assert run_tool(tool.app, "sweep", [*words, "--", "--max-total-tokens", "2048"]) == 0
+    result = last_line(capsys)
+    assert result["failures"] == {}
+    rows = {row["set"]: row for row in result["rows"]}
+    assert rows["talk"]["errors"] == 0
+    # The golden head is right now and then, and a histogram came with the stream.
+    assert rows["talk"]["tau"] > 1
+    assert rows["talk"]["ttft_ms_p50"] > 0 < rows["talk"]["tpot_ms_p50"]
+    requests = [r for r in RawLog.reopen(tmp_path / "raw.jsonl").records if r["record"] == REQUEST]
+    assert [r["tokens"] for r in requests] == [24] * 4
+
+
+@pytest.mark.server
+def test_rounds_of_a_tiny_shape(golden: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(tool, "cache_dir", lambda: tmp_path)
+    words = ["--shapes", str(golden / "dart/target/config.json"), "--arm", "plain"]
+    words += ["--arm", "DART --speculative-num-draft-tokens 12", "--accept-length", "3.5"]
+    words += ["--concurrency", "1", "--repeats", "1", "--prompt-tokens", "20", "--rounds", "24"]
+    words += ["--out", str(tmp_path / "raw.jsonl")]
+    assert run_tool(tool.app, "sweep", [*words, "--", "--dtype", "float32"]) == 0
+    plain, dart = last_line(capsys)["rows"]
+    assert (plain["tau"], plain["ratio"]["median"]) == (1.0, 1.0)
+    # SGLang draws the lengths 3 and 4 by chance: some 200 rounds.
+    assert 3.2 < dart["tau"] < 3.8
+    assert dart["ratio"]["median"] > 0.3
+    assert dart["published"] is None

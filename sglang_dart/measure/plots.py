@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dart.measure.report import PLAIN
+from sglang_dart.measure.rounds import RoundRow
 from sglang_dart.measure.throughput import Row
 
 Draw = Callable[[Any, str, list[Row], Any], None]
@@ -42,6 +43,27 @@ def speedup_against_concurrency(rows: Sequence[Row], path: Path) -> None:
 
     compared = [row for row in rows if row.speedup is not None and row.arm != PLAIN]
     _panels(compared, path, draw, ("requests at a time", "output tokens/s over plain decoding's"))
+
+
+def round_ratio_against_batch(rows: Sequence[RoundRow], path: Path) -> None:
+    """Time of a round over the plain step's, against batch size: a curve an arm."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for arm in dict.fromkeys(row.arm for row in rows):
+        found = [(row.batch, row.ratio) for row in rows if row.arm == arm and row.ratio is not None]
+        error = _error([(s.median, s.low, s.high) for _, s in found])
+        y = [s.median for _, s in found]
+        axes.errorbar([b for b, _ in found], y, yerr=error, marker="o", capsize=2, label=arm)
+    batches = sorted({row.batch for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.set(xlabel="batch", ylabel="time of a round over a plain step")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
 
 
 def _panels(

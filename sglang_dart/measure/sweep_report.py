@@ -10,14 +10,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sglang_dart.measure.rounds import RoundRow
 from sglang_dart.measure.throughput import Row, Spread, Summary
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """One line an arm, set and concurrency."""
-    repeats = max((row.repeats for row in rows), default=0)
     table = _table(
-        f"Median of {repeats} repeats (lowest-highest); to plain: ratio of tokens/s in a repeat",
+        f"Median of {_repeats(rows)} (lowest-highest); to plain: ratio of tokens/s in a repeat",
         ["set", "arm"],
         ["at a time", "tokens/s", "to plain"],
         ["TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "τ", "GPU MiB"],
@@ -60,6 +60,30 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     return table
 
 
+def rounds_table(rows: Sequence[RoundRow]) -> Table:
+    """One line an arm and batch."""
+    table = _table(
+        f"Random weights, simulated accept length; median of {_repeats(rows)} (lowest-highest); "
+        "last column: a projection, published accept length / ratio",
+        ["arm"],
+        ["batch", "ms a round or plain step", "ratio to plain step"],
+        ["simulated τ", "tokens/s", "tokens/s to plain", "published τ", "projected speed-up"],
+    )
+    for row in rows:
+        table.add_row(
+            row.arm,
+            str(row.batch),
+            spread(row.round_ms, 2),
+            spread(row.ratio, 2),
+            number(row.tau, 2),
+            spread(row.tokens_per_s, 1),
+            spread(row.to_plain, 2),
+            number(row.published, 2),
+            spread(row.projected, 2),
+        )
+    return table
+
+
 def markdown(sections: Iterable[str | Table]) -> str:
     """Text and tables as one Markdown document."""
     parts = []
@@ -90,6 +114,11 @@ def spread(value: Spread | None, digits: int) -> str:
         return number(value.median, digits)
     ends = f"{number(value.low, digits)}-{number(value.high, digits)}"
     return f"{number(value.median, digits)} ({ends})"
+
+
+def _repeats(rows: Sequence[Row] | Sequence[RoundRow]) -> str:
+    most = max((row.repeats for row in rows), default=0)
+    return "1 repeat" if most == 1 else f"{most} repeats"
 
 
 def _table(title: str, names: Sequence[str], *figures: Sequence[str]) -> Table:
