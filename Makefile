@@ -21,6 +21,7 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.ngram_lookup
+	if nvidia-smi -L >/dev/null 2>&1; then PYTHON=$(BIN)/python benchmarks/h200.sh; fi
 
 install: $(STAMP)
 
