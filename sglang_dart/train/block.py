@@ -85,8 +85,11 @@ class _BlockRecipe:
     def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
         settings = self.settings
         mask = settings.mask_token_id
+        vocab_size = target.config.vocab_size
         if mask is None:
-            mask = _unused_token(settings.model, train, target.config.vocab_size)
+            mask = _unused_token(settings.model, train, vocab_size)
+        elif mask >= vocab_size:
+            raise ValueError(f"--mask-token-id {mask}: the target has {vocab_size} tokens")
         raw = dflash_config(
             target.config.to_dict(),
             layers=settings.layers,

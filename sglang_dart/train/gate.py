@@ -18,7 +18,7 @@ from sglang_dart.draft.dflash_config import read_dflash_config
 from sglang_dart.measure.client import Request, generate
 from sglang_dart.measure.metrics import Acceptance, micro_length
 from sglang_dart.measure.server import ServerError, serve
-from sglang_dart.options import ENVIRONMENT, TreeOptions
+from sglang_dart.options import ENVIRONMENT, DartOptions, DartreeOptions, TreeOptions
 from sglang_dart.reference import generate as generate_by_reference
 from sglang_dart.train.capture import FrozenTarget
 from sglang_dart.train.corpus import Corpus
@@ -67,6 +67,7 @@ def check_parity(
     target = FrozenTarget.load(model, taps, dtype=dtype, device=device)
     method = load_method(algorithm, str(head), None)
     budget = method.budget if device == "cuda" else _CPU_BUDGET
+    assert isinstance(method.options, DartOptions | DartreeOptions)
     # The server must not cut a tree that the reference verifies whole.
     options = dataclasses.replace(method.options, budget=budget, cpu_rows=budget + 1, ngram=None)
     questions = [first_prompt(held_out, text) for text in range(min(prompts, len(held_out)))]

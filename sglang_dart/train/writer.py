@@ -173,10 +173,11 @@ class _Writer:
     async def _ask_itself(self, shard: int, job: Job) -> None:
         settings = self._settings
         opening = self._tokenizer(job.opening, add_special_tokens=False)["input_ids"]
+        asked = self._header + opening
         question = await self._engine.write(
-            self._header + opening,
+            asked,
             settings.question_temperature,
-            settings.max_question_tokens,
+            min(settings.max_question_tokens, max(1, settings.max_length - len(asked) - 1)),
             self._stop_ids,
         )
         if not question.ended:
