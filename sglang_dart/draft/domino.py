@@ -63,8 +63,11 @@ class DominoModel(DFlashModel):
 
     def step(self, state: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """GRU states [..., S] after reading one more embedding [..., H]."""
-        rows = (embedding.flatten(0, -2), state.flatten(0, -2))
-        return torch.gru_cell(*rows, *self.prefix_gru.all_weights[0]).view(state.shape)
+        into, within = self.prefix_gru.all_weights[0]
+        reset_x, update_x, new_x = F.linear(embedding, into).chunk(3, dim=-1)
+        reset_h, update_h, new_h = F.linear(state, within).chunk(3, dim=-1)
+        new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+        return torch.lerp(new, state, torch.sigmoid(update_x + update_h))
 
     @property
     def _into(self) -> torch.Tensor:
