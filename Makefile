@@ -18,9 +18,11 @@ test: install lint
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/deptry .
 
+# What they run on is generated once into ~/.cache/sglang-dart/benchmarks.
 bench: install
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.ngram_lookup
+	$(BIN)/python -m benchmarks.ngram_build --tokens 20e6
 	if nvidia-smi -L >/dev/null 2>&1; then PYTHON=$(BIN)/python benchmarks/h200.sh; fi
 
 install: $(STAMP)

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cache import cached
 from benchmarks.ngram_generate import EOS, token_stream, write_trie
+from benchmarks.result import write_result
 from sglang_dart.score.marginal import Marginal
 from sglang_dart.tree.core import CoreGrower
 from sglang_dart.tree.grow import grow
@@ -66,14 +65,14 @@ class Row:
     cpu_us: float
 
 
-def make_requests(nodes: int, batch: int, seed: int = 1) -> list[Requests]:
-    """REQUESTS places in a text that the model has counted, in batches.
+def make_requests(text: np.ndarray, batch: int, seed: int = 1) -> list[Requests]:
+    """REQUESTS places in a text of token ids that the model has counted, in batches.
 
     The text's own next token is a candidate of falling rank; the other candidates are tokens of
     the text at large, so frequent ones are common.
     """
     random = np.random.default_rng(seed)
-    text = token_stream(nodes).astype(np.int64)
+    text = text.astype(np.int64)
     token = np.empty((REQUESTS, LEVELS, WIDTH), np.int64)
     place = random.integers(2, len(text) - LEVELS, REQUESTS)
     for request, at in enumerate(place):
@@ -147,9 +146,9 @@ def scheduled(realtime: bool) -> Iterator[None]:
 
 
 def measure(nodes: int, repeat: int, realtime: bool) -> tuple[list[Row], int]:
-    with tempfile.TemporaryDirectory() as folder:
-        write_trie(nodes, Path(folder) / "model.trie")
-        model = _core.NgramModel.open(f"{folder}/model.trie")
+    trie = cached(f"{nodes}.trie", lambda path: write_trie(nodes, path))
+    model = _core.NgramModel.open(str(trie))
+    text = token_stream(nodes)
     cases = [
         ("beam, n-gram", lambda t: core_plan(beam(), model, t), (1, 32), (1, 2)),
         ("beam", lambda t: core_plan(beam(), None, t), (1, 32), (1, 2)),
@@ -162,7 +161,7 @@ def measure(nodes: int, repeat: int, realtime: bool) -> tuple[list[Row], int]:
     rows = []
     for case, make_plan, batches, threads in cases:
         for batch in batches:
-            requests = make_requests(nodes, batch)
+            requests = make_requests(text, batch)
             for count in threads if batch > 1 else (1,):
                 plan = make_plan(count)
                 with scheduled(realtime):
@@ -181,13 +180,6 @@ def show(rows: list[Row], nodes: int) -> None:
     Console().print(table)
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=float, default=5e5, help="least size of the n-gram model")
@@ -198,17 +190,15 @@ def main() -> None:
     torch.set_num_threads(1)
     rows, nodes = measure(int(arguments.nodes), arguments.repeat, arguments.realtime)
     show(rows, nodes)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "command": "python -m benchmarks.growth" + " --realtime" * arguments.realtime,
-        "processor": processor(),
-        "cores": _core.available_cores(),
-        "load_average": round(os.getloadavg()[0], 1),
-        "ngram_nodes": nodes,
-        "requests": REQUESTS * arguments.repeat,
-        "rows": [asdict(row) for row in rows],
-    }
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(
+        arguments.output,
+        "python -m benchmarks.growth" + " --realtime" * arguments.realtime,
+        {
+            "ngram_nodes": nodes,
+            "requests": REQUESTS * arguments.repeat,
+            "rows": [asdict(row) for row in rows],
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,14 @@ def _hash(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def write_tokens(tokens: int, folder: Path) -> None:
+    """Write about `tokens` token ids as .npy shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shard = 1 << 25
+    for i, start in enumerate(range(0, tokens, shard)):
+        np.save(folder / f"{i:04d}.npy", token_stream(min(shard, tokens - start), seed=i))
+
+
 def write_trie(nodes: int, path: Path, seed: int = 0) -> int:
     """Write an order-3 .trie of about `nodes` nodes; return how many it has."""
     stream = token_stream(int(nodes * _TOKENS_PER_NODE), seed)
@@ -131,10 +139,7 @@ def main() -> None:
     if kind == "trie":
         print(f"{write_trie(size, target):,} nodes, {target.stat().st_size:,} bytes")
         return
-    target.mkdir(parents=True, exist_ok=True)
-    shard = 1 << 25
-    for i, start in enumerate(range(0, size, shard)):
-        np.save(target / f"{i:04d}.npy", token_stream(min(shard, size - start), seed=i))
+    write_tokens(size, target)
 
 
 if __name__ == "__main__":
