@@ -132,6 +132,9 @@ def _serving(
     load: Load,
 ) -> Plan:
     """Prompt sets over the OpenAI API."""
+    stems = [file.stem for file in files]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"--data: two files are called {max(stems, key=stems.count)}")
 
     def measure(url: str, place: Place) -> list[dict[str, Any]]:
         asked = [question for question in questions if question.set == place.set]

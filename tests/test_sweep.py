@@ -135,6 +135,17 @@ def test_failed_requests_are_counted_not_averaged(servers, data, tmp_path: Path,
     assert rows["talk", "F"]["speedup"]["median"] > 1.5
 
 
+def test_answers_of_one_token_have_no_pace(servers, data, tmp_path: Path, capsys) -> None:
+    servers["F"].tokens = 1
+    words = [*servers["words"], *data, "--concurrency", "1", "--repeats", "1"]
+    assert run_tool(tool.app, "sweep", [*words, "--out", str(tmp_path / "raw.jsonl")]) == 0
+    out = capsys.readouterr().out
+    assert "NaN" not in out
+    rows = {(row["set"], row["arm"]): row for row in json.loads(out.splitlines()[-1])["rows"]}
+    assert rows["talk", "F"]["tpot_ms_p50"] is None
+    assert rows["talk", "F"]["ttft_ms_p50"] > 0
+
+
 def test_an_arm_that_fails_does_not_end_the_others(servers, data, tmp_path: Path, capsys) -> None:
     servers["plain"].refuse = ("d",)
     raw = tmp_path / "raw.jsonl"
@@ -182,6 +193,7 @@ def test_a_server_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
         ([], "nothing to measure"),
         (["--arm", "plain"], "--data"),
         (["--arm", "plain", "--data", "DATA"], "give --model"),
+        (["--arm", "plain", "--data", "DATA", "--data", "DATA"], "two files are called talk"),
         (["--arm", "plain", "--data", "DATA", "--model", "m", "--concurrency", "0"], "positive"),
         (["--arm", "plain", "--", "--speculative-num-steps", "3"], "belong to an arm"),
         (["--report", "/nowhere.jsonl"], "/nowhere.jsonl: no results file"),

@@ -15,6 +15,7 @@ from sglang_dart.measure.server import serve
 
 RECORD = "arm"
 ALGORITHMS = (PLAIN, "DART", "DARTREE", "NGRAM", "EAGLE3", "DFLASH")
+_OF_SPECULATION = "--speculative-"
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 
 
@@ -123,7 +124,9 @@ def parse_arms(described: Sequence[str], running: Sequence[str]) -> list[Arm]:
 
 
 def _refuse_shared(text: str, words: Sequence[str]) -> None:
-    wrong = [word for word in words if word.startswith("--") and word[:14] != "--speculative-"]
+    wrong = [
+        word for word in words if word.startswith("--") and not word.startswith(_OF_SPECULATION)
+    ]
     if wrong or (words and not words[0].startswith("--")):
         raise ValueError(
             f"--arm {text}: {(wrong or words)[0]}: an arm has --speculative-... flags only; "

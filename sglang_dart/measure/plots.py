@@ -17,6 +17,7 @@ def throughput_against_latency(rows: Sequence[Row], path: Path) -> None:
     """Output tokens/s against median time per output token: a panel a set, a curve an arm."""
 
     def draw(axes: Any, arm: str, found: list[Row], colour: Any) -> None:
+        found = [row for row in found if row.tpot_ms_p50 is not None]
         x = [row.tpot_ms_p50 for row in found]
         y = [row.tokens_per_s.median for row in found]
         error = _error([(s.median, s.low, s.high) for s in (row.tokens_per_s for row in found)])

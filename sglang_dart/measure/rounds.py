@@ -8,6 +8,7 @@ speculation a round is a plain step.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import math
 import random
@@ -83,9 +84,14 @@ def _generate(
     except urllib.error.HTTPError as error:
         text = " ".join(error.read().decode(errors="replace").split())[:300]
         raise RequestError(f"{url}/generate: HTTP {error.code}: {text}") from error
-    except OSError as error:
-        raise RequestError(f"{url}/generate: {error}") from error
-    return time.perf_counter() - start, [answer["meta_info"] for answer in answers]
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestError(f"{url}/generate: {error!r}") from error
+    seconds = time.perf_counter() - start
+    replies = [answer["meta_info"] for answer in answers]
+    short = [reply for reply in replies if reply["completion_tokens"] != tokens]
+    if short:
+        raise RequestError(f"{url}: an answer ended early: {short[0].get('finish_reason')}")
+    return seconds, replies
 
 
 def _record(

@@ -9,10 +9,9 @@ from typing import Any
 
 from sglang_dart.measure.arms import RECORD, Arm
 from sglang_dart.measure.cells import CELL, Place, cell_records, finished
-from sglang_dart.measure.client import RequestError, server_facts
+from sglang_dart.measure.client import server_facts
 from sglang_dart.measure.hardware import gpu_memory_mib
 from sglang_dart.measure.report import RawLog, Record
-from sglang_dart.measure.server import ServerError
 
 FAILURE = "failure"
 
@@ -53,14 +52,15 @@ def run(
     for arm, _ in visited:
         _remember(log, arm)
     for arm, places in visited:
-        left = [place for place in places if place not in finished(log)]
+        done = finished(log)
+        left = [place for place in places if place not in done]
         if not left:
             continue
         say(f"{arm.name}, repeat {left[0].repeat + 1}: starting")
         try:
             with serve(arm) as url:
                 _visit(log, url, left, measure, say, local=not arm.url)
-        except (ServerError, RequestError, RuntimeError) as error:
+        except RuntimeError as error:
             reason = " ".join(str(error).split())
             failures.append({"record": FAILURE, "arm": arm.name, "reason": reason})
             log.append(failures[-1])

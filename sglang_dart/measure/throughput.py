@@ -34,8 +34,9 @@ class Spread:
 class Row:
     """An arm at a set and a concurrency, all repeats together.
 
-    Times in milliseconds, percentiles over the requests of all repeats; tau as in metrics.py,
-    None without speculation; speedup None without plain decoding in the same repeats.
+    Times in milliseconds, percentiles over the requests of all repeats, None if no answer was long
+    enough; tau as in metrics.py, None without speculation; speedup None without plain decoding in
+    the same repeats.
     """
 
     set: str
@@ -46,10 +47,10 @@ class Row:
     errors: int
     tokens_per_s: Spread
     speedup: Spread | None
-    ttft_ms_p50: float
-    ttft_ms_p99: float
-    tpot_ms_p50: float
-    tpot_ms_p99: float
+    ttft_ms_p50: float | None
+    ttft_ms_p99: float | None
+    tpot_ms_p50: float | None
+    tpot_ms_p99: float | None
     tau: float | None
     gpu_memory_mib: int | None
 
@@ -108,8 +109,8 @@ def _row(group: Sequence[Cell], cells: Mapping[Place, Cell]) -> Row:
     place = group[0].place
     requests = [request for cell in group for request in cell.parts]
     good = _good(requests)
-    ttft = percentiles([1e3 * r["ttft_s"] for r in good if r["ttft_s"] is not None], (50, 99))
-    tpot = percentiles([1e3 * value for value in map(_tpot_s, good) if value is not None], (50, 99))
+    ttft = _percentiles_ms(request["ttft_s"] for request in good)
+    tpot = _percentiles_ms(map(_tpot_s, good))
     memory = [cell.facts.get("gpu_memory_mib") for cell in group]
     return Row(
         set=place.set,
@@ -127,6 +128,12 @@ def _row(group: Sequence[Cell], cells: Mapping[Place, Cell]) -> Row:
         tau=micro_length(Acceptance(r["histogram"]) for r in good),
         gpu_memory_mib=max((m for m in memory if m is not None), default=None),
     )
+
+
+def _percentiles_ms(seconds: Iterable[float | None]) -> Sequence[float | None]:
+    """The 50th and the 99th of the values that there are."""
+    values = [1e3 * value for value in seconds if value is not None]
+    return percentiles(values, (50, 99)) if values else (None, None)
 
 
 def _spread(values: Iterable[float]) -> Spread:
