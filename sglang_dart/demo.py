@@ -128,12 +128,16 @@ def _drafter(algorithm: str, target: str, *, default_target: bool) -> Drafter:
         for home in (Path.cwd() / "models", Path(__file__).parent / "models", cache_dir()):
             if (home / name / "config.json").is_file():
                 return Drafter(str(home / name), "trained for this target", trained=True)
-    if algorithm != "DART" or not Path(target).is_dir():
+    if not Path(target).is_dir():
         raise ValueError(f"no {algorithm} drafter for {target} at hand: give --drafter")
-    from sglang_dart.train.export import write_untrained_dart_head
+    from sglang_dart.train import export
 
-    folder = cache_dir() / f"untrained-dart-for-{Path(target).name}"
-    write_untrained_dart_head(Path(target), folder)
+    folder = cache_dir() / f"untrained-{algorithm.lower()}-for-{Path(target).name}"
+    write = {
+        "DART": export.write_untrained_dart_head,
+        "DARTREE": export.write_untrained_domino_drafter,
+    }
+    write[algorithm](Path(target), folder)
     return Drafter(str(folder), UNTRAINED, trained=False)
 
 

@@ -14,11 +14,17 @@ import pytest
 import torch
 
 from sglang_dart import demo, demo_target
+from sglang_dart.algorithms import load_method
 from sglang_dart.draft.checkpoint import read_config
 from sglang_dart.draft.dart import load_head
+from sglang_dart.draft.dflash_config import check_target, read_dflash_config
+from sglang_dart.draft.domino import load_domino
 from sglang_dart.measure.client import Reply
 from sglang_dart.measure.server import free_port
-from sglang_dart.train.export import write_untrained_dart_head
+from sglang_dart.train.export import (
+    write_untrained_dart_head,
+    write_untrained_domino_drafter,
+)
 
 
 def reply(tokens: int, seconds: float, histogram: list[int]) -> Reply:
@@ -49,6 +55,35 @@ def test_untrained_head_fits_its_target(tmp_path: Path, golden: Path) -> None:
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name]), name
     assert not torch.equal(first.fc.weight, torch.zeros_like(first.fc.weight))
+
+
+def test_untrained_domino_drafter_fits_its_target(tmp_path: Path, golden: Path) -> None:
+    target = golden / "dart/target"
+    write_untrained_domino_drafter(target, tmp_path)
+    config = read_dflash_config(str(tmp_path))
+    sizes = json.loads((target / "config.json").read_text())
+    check_target(
+        "drafter",
+        config,
+        hidden_size=sizes["hidden_size"],
+        vocab_size=sizes["vocab_size"],
+        layers=sizes["num_hidden_layers"],
+    )
+    model = load_domino(str(tmp_path), config)
+    assert all(tensor.any() for tensor in model.state_dict().values())
+    _, drafter = demo.prepare_models("DARTREE", model=str(target), drafter=str(tmp_path))
+    assert not drafter.trained
+
+
+@pytest.mark.parametrize("algorithm", ["DART", "DARTREE"])
+def test_a_drafter_is_made_where_there_is_none(
+    algorithm: str, tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "cache_dir", lambda: tmp_path)
+    _, drafter = demo.prepare_models(algorithm, model=str(golden / "dart/target"))
+    assert not drafter.trained
+    assert "UNTRAINED" in drafter.note
+    assert load_method(algorithm, drafter.source, None).levels == 8
 
 
 def test_untrained_drafter_is_named_as_such(tmp_path: Path, golden: Path) -> None:

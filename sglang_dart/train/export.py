@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from sglang_dart.draft.checkpoint import CONFIG, SINGLE, DartConfig
 from sglang_dart.draft.dart import DartHead
+from sglang_dart.draft.dflash_config import default_taps, parse_dflash_config
+from sglang_dart.draft.domino import DominoModel
 
 
 def dart_config(target: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
@@ -125,13 +128,42 @@ def write_untrained_dart_head(target: Path, folder: Path, seed: int = 0) -> None
 
     It exists so that the whole path can run where no trained head is at hand.
     """
-    config = dart_config(json.loads((target / "config.json").read_text()))
+    config = dart_config(json.loads((target / CONFIG).read_text()))
     known = DartConfig.__dataclass_fields__.keys() & config.keys()
+    head = DartConfig(**{name: config[name] for name in known})
+    _write_untrained(folder, config, lambda: DartHead(head), seed)
+
+
+def write_untrained_domino_drafter(target: Path, folder: Path, seed: int = 0) -> None:
+    """Write a small Domino drafter of random weights, for the same end."""
+    given = json.loads((target / CONFIG).read_text())
+    layers = 2
+    config = dflash_config(
+        given,
+        layers=layers,
+        taps=default_taps(layers, given["num_hidden_layers"]),
+        block_size=8,
+        # Any token will do where nothing is learned.
+        mask_token_id=given["vocab_size"] - 1,
+        domino={
+            "shift_label": True,
+            "emb_dim": 64,
+            "gru_hidden_dim": 128,
+            "pure_draft_prefix_len": 1,
+        },
+    )
+    parsed = parse_dflash_config(config, str(folder))
+    _write_untrained(folder, config, lambda: DominoModel(parsed), seed)
+
+
+def _write_untrained(
+    folder: Path, config: Mapping[str, Any], make: Callable[[], nn.Module], seed: int
+) -> None:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        head = DartHead(DartConfig(**{name: config[name] for name in known}))
+        model = make()
     tensors = {
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-        for name, tensor in head.state_dict().items()
+        for name, tensor in model.state_dict().items()
     }
-    write_checkpoint(folder, config | {"trained": False}, tensors)
+    write_checkpoint(folder, {**config, "trained": False}, tensors)
