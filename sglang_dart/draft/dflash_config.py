@@ -89,7 +89,7 @@ class DFlashConfig:
 
 
 def default_taps(count: int, target_layers: int) -> tuple[int, ...]:
-    """`count` layers of the target, evenly from layer 1 to the third-last but one."""
+    """`count` layers of the target, evenly from layer 1 to the third from the end."""
     if count == 1:
         return (target_layers // 2,)
     return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))

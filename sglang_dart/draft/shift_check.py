@@ -63,12 +63,19 @@ class ShiftCheck:
         if self.wrong:
             logger.error("sglang-dart: %s", self.report())
 
-    def report(self) -> str:
-        """What was counted, and what follows."""
+    def counted(self) -> str:
+        """How often either slot was right, in words."""
         right, other = self._right, 1 - self._right
         return (
-            f"{self._source}: slot {other} of the block alone found the next token "
-            f"{self._hits[other]} times, slot {right} alone {self._hits[right]} times, at "
-            f"{self._seen} roots: shift_label {str(right == 0).lower()} in config.json is wrong, "
-            f"so hardly any draft can be accepted; set it to {str(other == 0).lower()}"
+            f"slot {right} of the block alone found the next token {self._hits[right]} times, "
+            f"slot {other} alone {self._hits[other]} times, at {self._seen} roots"
+        )
+
+    def report(self) -> str:
+        """What is wrong, and what to do."""
+        right, other = self._right, 1 - self._right
+        return (
+            f"{self._source}: shift_label {str(right == 0).lower()} in config.json is wrong, so "
+            f"hardly any draft can be accepted; set it to {str(other == 0).lower()} "
+            f"({self.counted()})"
         )
