@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sglang_dart.draft.drafter import Rows
+from sglang_dart.draft.drafter import Roots, Rows
 
 
 def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
@@ -38,6 +38,33 @@ def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
         position=position.to(device, non_blocking=True),
         slot=batch.out_cache_loc,
     )
+
+
+def inner_roots(
+    batch: Any, rows: Rows, slot_table: torch.Tensor, most: int
+) -> tuple[Roots, torch.Tensor] | None:
+    """Tokens inside the prompts as roots to draft from, and the token that follows each.
+
+    The last `most` of this step's rows that have a token before them; None if there are none.
+    slot_table [bs, W]: the requests' slots.
+    """
+    extend = torch.tensor(batch.extend_lens, dtype=torch.int64)
+    prefix = torch.tensor(batch.prefix_lens, dtype=torch.int64)
+    request = torch.repeat_interleave(torch.arange(len(extend)), extend)
+    first = (extend.cumsum(0) - extend)[request]
+    position = prefix[request] + torch.arange(len(request)) - first
+    row = (position > 0).nonzero().flatten()[-most:]
+    if not len(row):
+        return None
+    on_device = row.to(slot_table.device)
+    roots = Roots(
+        token=batch.input_ids.long()[on_device],
+        length=rows.position[on_device],
+        # Not the one before the root, which may be of an earlier step: block drafters read none.
+        last_feature=rows.feature[on_device],
+        slot_table=slot_table[request[row].to(slot_table.device)],
+    )
+    return roots, rows.next_token[on_device]
 
 
 def last_row(batch: Any, device: torch.device) -> torch.Tensor:
