@@ -152,10 +152,11 @@ def check_target(
             f"{other}"
         )
     taps = config.taps(layers)
-    if not 0 <= taps[0] <= taps[-1] < layers or len(set(taps)) < len(taps):
+    # The target hands a layer's output over when it enters the next one.
+    if not 0 <= taps[0] <= taps[-1] < layers - 1 or len(set(taps)) < len(taps):
         raise ValueError(
-            f"{source}: taps the outputs of layers {', '.join(map(str, taps))} (from 0), the "
-            f"target has {layers} layers; {other}"
+            f"{source}: taps the outputs of layers {', '.join(map(str, taps))} (from 0), which "
+            f"must lie below the last of the target's {layers}; {other}"
         )
     if config.mask_token_id is not None and config.mask_token_id >= vocab_size:
         raise ValueError(

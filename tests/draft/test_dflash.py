@@ -275,7 +275,7 @@ FITTING = {"hidden_size": 64, "vocab_size": 257, "layers": 8}
         ({}, {"hidden_size": 128}, "hidden_size is 64, the target's is 128"),
         ({}, {"vocab_size": 300}, "vocab_size is 257, the target's is 300"),
         ({}, {"layers": 12}, "num_target_layers is 8, the target has 12"),
-        ({"target_layer_ids": [1, 3, 8]}, {}, "layers 1, 3, 8 .from 0., the target has 8 layers"),
+        ({"target_layer_ids": [1, 3, 7]}, {}, "layers 1, 3, 7 .from 0., .* last of the target's 8"),
         ({"mask_token_id": 257}, {}, "mask_token_id 257 is outside"),
     ],
 )
