@@ -46,7 +46,7 @@ def measure(tokens: Path, memory: str, workers: int) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title=f"ngram build, {rows[0]['tokens']:,} tokens, {rows[0]['nodes']:,} nodes")
-    columns = ("memory", "wall_s", "cpu_s", "tokens_per_s", "private_mb", "resident_mb")
+    columns = ("memory", "wall_s", "cpu_s", "tokens_per_s", "private_mib", "resident_mib")
     for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in rows:

@@ -39,7 +39,7 @@ def measure(trie: Path, limit: int) -> dict[str, Any]:
     figures = asdict(usage)
     answer = figures.pop("answer")
     return {
-        "limit_mb": limit >> 20,
+        "limit_mib": limit >> 20,
         "nodes": answer["nodes"],
         "trie_bytes": trie.stat().st_size,
         "compact_bytes": answer["bytes"],
@@ -51,7 +51,7 @@ def measure(trie: Path, limit: int) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title=f"ngram convert, {rows[0]['nodes']:,} nodes")
-    columns = ("limit_mb", "wall_s", "cpu_s", "nodes_per_s", "private_mb", "resident_mb")
+    columns = ("limit_mib", "wall_s", "cpu_s", "nodes_per_s", "private_mib", "resident_mib")
     for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in rows:

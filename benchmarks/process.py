@@ -22,14 +22,14 @@ _EVERY_S = 0.05
 class Usage:
     """Of a process tree. Peaks are of the sums over its processes, sampled 20 times a second.
 
-    private_mb: memory that is theirs alone and must stay in memory. resident_mb: with the pages of
+    private_mib: memory that is theirs alone and must stay in memory. resident_mib: with the pages of
     files that they have mapped, which the system writes out and drops when memory is short.
     """
 
     wall_s: float
     cpu_s: float
-    private_mb: int
-    resident_mb: int
+    private_mib: int
+    resident_mib: int
     answer: dict[str, Any]
     """The JSON object in the last line of its output."""
 
