@@ -24,6 +24,8 @@ def attend_blocks(
     mask. A group's own rows are about half as many as the context's: so masked work adds half,
     and the copies stay at three times the blocks' own rows however long the texts are.
     """
+    # Norms of queries and keys have float32 weights under autocast: copies would be twice as large.
+    query, key, context_key = (x.to(value.dtype) for x in (query, key, context_key))
     texts, blocks, rows, heads, size = query.shape
     length, kv_heads = context_key.shape[1:3]
     together = min(blocks, max(1, -(-length // (2 * rows))))
@@ -38,7 +40,7 @@ def attend_blocks(
 
     def with_context(context: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         context = context.transpose(1, 2).repeat_interleave(groups, dim=0)
-        return torch.cat([context.to(own.dtype), grouped(own)], dim=2)
+        return torch.cat([context, grouped(own)], dim=2)
 
     seen = torch.arange(length, device=anchor.device) < anchor[..., None]  # [N, together, T]
     own = torch.eye(together, dtype=torch.bool, device=anchor.device)

@@ -87,7 +87,7 @@ class BlockMethod(nn.Module):
             hidden = layer.finish(hidden, attended)
         # Without shifted labels the root's own row predicts nothing.
         predicting = hidden[:, :, hidden.shape[2] - self.levels :].flatten(0, 2)
-        return model.norm(predicting[rows.block * self.levels + rows.level])
+        return model.norm(predicting.index_select(0, self._place(rows)))
 
     def correction(
         self, batch: Batch, hidden: torch.Tensor
@@ -111,11 +111,15 @@ class BlockMethod(nn.Module):
         for level in range(self.levels):
             state = model.step(state, embedding[:, :, level])
             states.append(state)
-        read = torch.stack(states, dim=2).flatten(0, 2)[rows.block * self.levels + rows.level]
+        read = torch.stack(states, dim=2).flatten(0, 2).index_select(0, self._place(rows))
         low = F.silu(model.hidden_part(hidden) + model.state_part(read))
         corrected = rows.level >= model.domino.pure_draft_prefix_len
         up: Any = model.embed_proj[2]
         return low * corrected[:, None], up.weight
+
+    def _place(self, rows: BlockRows) -> torch.Tensor:
+        """Each row's place among all levels of all blocks; no two rows have the same."""
+        return rows.block * self.levels + rows.level
 
     def logits(self, batch: Batch, capture: Capture) -> torch.Tensor:
         """What the rows predict, [R, V]; for looking at, since it is large."""

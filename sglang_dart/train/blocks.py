@@ -94,7 +94,7 @@ def draft_rows(
     joined, residual = head.real_rows(feature, next_embedding)
     attended = attend_blocks(head, joined)
     levels = attended.shape[2]
-    attended = attended.flatten(0, 2)[rows.prefix * levels + rows.level]
+    attended = attended.flatten(0, 2).index_select(0, rows.prefix * levels + rows.level)
     _, mask_residual = head.mask_row()
     residual = torch.where(
         (rows.level == 0)[:, None], residual.flatten(0, 1)[rows.prefix], mask_residual

@@ -52,12 +52,12 @@ class SglangEngine:
         self.concurrent = concurrent
         options: dict[str, Any] = {}
         if torch.cuda.is_available():
-            step = max(1, concurrent // 8)
+            step = max(1, concurrent // 4)
             options = {
                 # FlashInfer would first compile for minutes.
                 "attention_backend": "triton",
                 "sampling_backend": "pytorch",
-                # Short graphs list: the batch is nearly always full.
+                # Few graphs, for they cost start-up time: the batch is nearly always full.
                 "cuda_graph_bs_decode": sorted({1, 8, *range(step, concurrent + 1, step)}),
                 "disable_prefill_cuda_graph": True,
                 "chunked_prefill_size": 16384,
