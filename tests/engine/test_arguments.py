@@ -61,7 +61,7 @@ def drafter(tmp_path, golden):
     return str(tmp_path)
 
 
-def shape(drafter, device="cuda", **given):
+def shape(drafter, device="cuda", name="DART", **given):
     open_fields = {
         "speculative_num_steps": None,
         "speculative_num_draft_tokens": None,
@@ -73,7 +73,7 @@ def shape(drafter, device="cuda", **given):
         speculative_draft_model_revision=None,
         **(open_fields | given),
     )
-    arguments.fill_defaults("DART", filled)
+    arguments.fill_defaults(name, filled)
     return (
         filled.speculative_num_steps,
         filled.speculative_num_draft_tokens,
@@ -106,6 +106,31 @@ def test_what_the_user_gives_is_kept(drafter):
 def test_a_wrong_shape_is_refused_with_its_range(drafter, given, says):
     with pytest.raises(ValueError, match=says):
         shape(drafter, **given)
+
+
+@pytest.fixture
+def chain_drafter(tmp_path, golden):
+    """A Domino drafter of 8 levels whose variant is chain."""
+    config = json.loads((golden / "dartree/domino_shift/config.json").read_text())
+    config["dartree_config"] = {"variant": "chain"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def test_dartree_keeps_what_the_flags_mean(golden):
+    for drafter, levels in (("domino_shift", 8), ("domino_noshift", 7), ("dflash_plain", 7)):
+        of = {"drafter": str(golden / "dartree" / drafter), "name": "DARTREE"}
+        assert shape(**of) == (levels, 65, 2)
+        assert shape(**of, speculative_num_steps=3) == (3, 65, 2)
+        assert shape(**of, speculative_num_draft_tokens=17) == (levels, 17, 2)
+        assert shape(**of, speculative_eagle_topk=1) == (levels, levels + 1, 1)
+
+
+def test_the_variant_chain_is_a_chain(chain_drafter):
+    assert shape(chain_drafter, name="DARTREE") == (8, 9, 1)
+    assert shape(chain_drafter, name="DARTREE", speculative_eagle_topk=1) == (8, 9, 1)
+    with pytest.raises(ValueError, match="--speculative-eagle-topk=4: the variant is chain"):
+        shape(chain_drafter, name="DARTREE", speculative_eagle_topk=4)
 
 
 def test_a_missing_drafter_is_named():
