@@ -61,12 +61,14 @@ def train_block(
     on_step: OnStep = lambda *_: None,
 ) -> Trained:
     """Run or resume the training of a Domino drafter, or of a plain DFlash one, as `train`."""
-    recipe = _BlockRecipe(settings)
+    recipe = BlockRecipe(settings)
     return train(folder, settings, recipe, device=device, command=command, on_step=on_step)
 
 
 @dataclass(frozen=True)
-class _BlockRecipe:
+class BlockRecipe:
+    """Prepares a block drafter, with a causal head for `DominoSettings`: see `Recipe`."""
+
     settings: BlockSettings
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class _BlockRecipe:
             raise ValueError(f"--labels {self.settings.labels}: must be text or target")
 
     def taps(self, layers: int) -> Sequence[int]:
+        """Those of the settings, or as many as the drafter has layers. Raises ValueError."""
         taps = self.settings.taps or default_taps(self.settings.layers, layers)
         if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] < layers:
             raise ValueError(
@@ -83,6 +86,7 @@ class _BlockRecipe:
         return taps
 
     def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
+        """The drafter, its mask token chosen. Raises ValueError."""
         settings = self.settings
         mask = settings.mask_token_id
         vocab_size = target.config.vocab_size

@@ -42,18 +42,22 @@ def train_dart(
     on_step: OnStep = lambda *_: None,
 ) -> Trained:
     """Run or resume the training of a DART head, as `train`."""
-    recipe = _DartRecipe(settings)
+    recipe = DartRecipe(settings)
     return train(folder, settings, recipe, device=device, command=command, on_step=on_step)
 
 
 @dataclass(frozen=True)
-class _DartRecipe:
+class DartRecipe:
+    """Prepares a DART head: see `Recipe`."""
+
     settings: DartSettings
 
     def taps(self, layers: int) -> Sequence[int]:
+        """The head's three layers."""
         return dart_taps(layers)
 
     def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
+        """The head over the most frequent answer tokens."""
         settings, vocab_size = self.settings, target.config.vocab_size
         config, vocabulary = _head_config(settings, target, train)
         count = torch.from_numpy(count_tokens(train, vocab_size))
