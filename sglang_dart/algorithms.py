@@ -33,9 +33,8 @@ from sglang_dart.tree.plan import HOST, RecipeOf, TreePlanner
 
 NAMES = ("DART", "DARTREE")
 
-# Rows that a verify step on two CPU cores holds before it costs much more than a plain step:
-# a matrix product of few rows is bound by reading the weights in bfloat16, much less in float32.
-CPU_ROWS = {torch.bfloat16: 16, torch.float32: 8}
+# Widest tree on a CPU if the user says nothing: wider ones cost more than they bring.
+CPU_WIDTH = 32
 
 # Nodes of a tree, beside the root.
 DEFAULT_BUDGET = 60
@@ -86,14 +85,8 @@ class Method:
         if self.options.budget is not None:
             return self.options.budget + 1
         if device == "cpu":
-            return self.options.cpu_rows or max(CPU_ROWS.values())
+            return min(self.budget + 1, self.options.cpu_rows or CPU_WIDTH)
         return self.budget + 1
-
-    def rows_per_step(self, device: str, dtype: torch.dtype) -> int | None:
-        """Rows that a verify step may hold, all requests together; None where they are constant."""
-        if device != "cpu":
-            return None
-        return self.options.cpu_rows or CPU_ROWS.get(dtype, 8)
 
     def planner(
         self,

@@ -60,7 +60,7 @@ class _Copy:
     """A copy to another device that may still be under way."""
 
     row: list[int]
-    candidates: Candidates
+    candidates: Candidates | None
     tail: torch.Tensor
     done: torch.cuda.Event
 
@@ -112,15 +112,19 @@ class RoundState:
         self,
         row: list[int],
         row_index: torch.Tensor,
-        candidates: Candidates,
+        candidates: Candidates | None,
         tail: torch.Tensor,
     ) -> None:
-        """Keep candidates [bs, D, K] and tails [bs, T]; returns before they reach the host."""
+        """Keep candidates [bs, D, K] and tails [bs, T]; returns before they reach the host.
+
+        None leaves the candidates of an earlier round.
+        """
         self._tail[row_index] = tail
         if self._home_tail is self._tail:
             self._write(row_index, candidates)
             return
-        copied, host_tail = candidates.map(_to_host), _to_host(tail)
+        copied = candidates and candidates.map(_to_host)
+        host_tail = _to_host(tail)
         done = torch.cuda.Event()
         done.record()
         self._pending.append(_Copy(row, copied, host_tail, done))
@@ -136,7 +140,9 @@ class RoundState:
             self._home_tail[copy.row] = copy.tail
         return self._candidates.map(lambda column: column[row]), self._home_tail[row]
 
-    def _write(self, row: list[int] | torch.Tensor, candidates: Candidates) -> None:
+    def _write(self, row: list[int] | torch.Tensor, candidates: Candidates | None) -> None:
+        if candidates is None:
+            return
         kept = self._candidates
         kept.token[row] = candidates.token
         kept.log_prob[row] = candidates.log_prob

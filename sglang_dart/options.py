@@ -37,7 +37,8 @@ class TreeOptions:
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of the tree search; 0 takes the cores that this process may use."""
     cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Without a GPU: rows of one verify step, all requests together; 0 chooses by dtype."""
+    """Without a GPU: rows of one verify step, all requests together; 0 chooses the width of each
+    round by measured speed."""
 
 
 @dataclass(frozen=True, config=_CONFIG)

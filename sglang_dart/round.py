@@ -18,7 +18,7 @@ import torch
 from sglang_dart.commit import RoundState, next_roots, shift_tail, verified_rows
 from sglang_dart.draft.drafter import Drafter
 from sglang_dart.tree.plan import TreePlanner
-from sglang_dart.types import PackedTree
+from sglang_dart.types import PackedTree, Tree
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,21 @@ def decode_round(
     planner: TreePlanner,
     verifier: Verifier,
     drafter: Drafter,
-) -> Verdict:
-    """Verify a tree of `width` nodes (root included) a request, then draft for the next round."""
+    draft: bool = True,
+) -> tuple[Tree, Verdict]:
+    """Verify a tree of `width` nodes (root included) a request, then draft for the next round.
+
+    Without `draft` the next round of these requests must have width 1.
+    """
     candidates, context = state.take(batch.row, batch.row_index)
-    packed = planner.plan(candidates, context, batch.length, width, batch.end)
+    tree, packed = planner.plan(candidates, context, batch.length, width, batch.end)
     verdict = verifier.verify(packed, planner.levels(width))
 
     drafter.append(verified_rows(verdict, batch.length))
-    roots = next_roots(verdict, batch.length, batch.slot_table)
     tail = shift_tail(state.tail(batch.row_index), verdict)
-    state.put(batch.row, batch.row_index, drafter.draft(roots, planner.candidates), tail)
-    return verdict
+    proposed = None
+    if draft:
+        roots = next_roots(verdict, batch.length, batch.slot_table)
+        proposed = drafter.draft(roots, planner.candidates)
+    state.put(batch.row, batch.row_index, proposed, tail)
+    return tree, verdict

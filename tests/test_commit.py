@@ -55,3 +55,13 @@ def test_state_returns_each_row_what_was_put_last():
     assert candidates.log_prob[:, 0, 0].tolist() == [-500.0, -100.0]
     assert tail.tolist() == [[500, 500], [100, 100]]
     assert state.tail(torch.tensor([1, 3])).tolist() == [[100, 100], [500, 500]]
+
+
+def test_without_a_draft_only_the_tail_moves_on():
+    state = RoundState(rows=2, levels=1, candidates=1, tail=1, device=torch.device("cpu"))
+    row = torch.tensor([1])
+    drafted = Candidates(torch.tensor([[[5]]]), torch.tensor([[[-1.0]]]))
+    state.put([1], row, drafted, torch.tensor([[7]]))
+    state.put([1], row, None, torch.tensor([[8]]))
+    candidates, tail = state.take([1], row)
+    assert (candidates.token.item(), tail.item()) == (5, 8)

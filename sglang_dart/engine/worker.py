@@ -17,13 +17,15 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang_dart.algorithms import Target, load_method
 from sglang_dart.commit import RoundState
 from sglang_dart.draft.drafter import Roots
-from sglang_dart.engine import algorithm, prefill
+from sglang_dart.engine import algorithm, prefill, step_cost
 from sglang_dart.engine.carry import RoundCarry
 from sglang_dart.engine.memory import mib, room_for, tensor_bytes
-from sglang_dart.engine.metrics import AcceptMetrics
+from sglang_dart.engine.metrics import RoundMetrics
 from sglang_dart.engine.verifier import TargetVerifier, length_bounds
 from sglang_dart.ngram_model import Vocabulary, vocabulary_of
+from sglang_dart.engine.width import RoundWidth
 from sglang_dart.round import RoundBatch, decode_round
+from sglang_dart.tree.budget import AdaptiveWidth, ladder
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ class TreeWorker(BaseSpecWorker):
             vocabulary=_vocabulary(target_worker),
             device=torch.device(self.device),
         )
-        self._rows_per_step = method.rows_per_step(self.device, runner.dtype)
-        self._metrics = AcceptMetrics(self.speculative_num_steps, server_args)
+        self._width = self._round_width(method.options.cpu_rows, runner.model, server_args)
+        self._metrics = RoundMetrics(self.speculative_num_steps, server_args)
 
         _tap(runner, self.drafter.taps)
         registered = algorithm.find(spec.speculative_algorithm)
@@ -142,6 +144,7 @@ class TreeWorker(BaseSpecWorker):
         return self._decode(batch, on_publish, grammar_barrier)
 
     def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        self._width.interrupt()
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL
         )
@@ -172,9 +175,11 @@ class TreeWorker(BaseSpecWorker):
         if batch.seq_lens.is_cuda:
             # Made on the scheduler's stream, read on ours.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
-        width = self._width(len(batch.reqs))
+        row = _rows(batch)
+        width, draft = self._width.begin(row)
+        self._metrics.step(width, self._width.expected(len(row), width))
         round_batch = RoundBatch(
-            row=_rows(batch),
+            row=row,
             row_index=batch.req_pool_indices,
             length=batch.seq_lens.clone(),
             # Gathered before the verify, so that its end is the last read of shared tables.
@@ -182,14 +187,17 @@ class TreeWorker(BaseSpecWorker):
             end=_end_tokens(batch.reqs),
         )
         verifier = TargetVerifier(batch, self, self._branching, grammar_barrier, on_publish)
-        verdict = decode_round(
+        tree, verdict = decode_round(
             round_batch,
             width=width,
             state=self._state,
             planner=self.planner,
             verifier=verifier,
             drafter=self.drafter,
+            draft=draft,
         )
+        if self.device == "cpu":
+            self._width.end(tree, self.planner.value(tree), verdict)
         result = verifier.result
         assert result is not None
         bonus = result.next_draft_input.bonus_tokens
@@ -197,12 +205,16 @@ class TreeWorker(BaseSpecWorker):
         result.extra_keep_alive_refs += [round_batch, verdict]
         return result
 
-    def _width(self, requests: int) -> int:
-        """Rows a request in this step, root included: constant on a GPU, by load on a CPU."""
-        width = self.speculative_num_draft_tokens
-        if self._rows_per_step is not None:
-            width = min(width, max(1, self._rows_per_step // requests))
-        return width
+    def _round_width(self, rows: int, model: Any, server_args: Any) -> RoundWidth:
+        """Constant on a GPU, whose graphs are; by measured speed on a CPU, unless rows are set."""
+        ceiling = self.speculative_num_draft_tokens
+        if self.device != "cpu" or rows:
+            return RoundWidth(ceiling, rows=rows or None)
+        if server_args.enable_deterministic_inference:
+            # The arithmetic of a row must not depend on how fast the last rounds were.
+            return RoundWidth(ceiling)
+        prior = step_cost.measure_linear(model)
+        return RoundWidth(ceiling, adaptive=AdaptiveWidth(ladder(ceiling), prior))
 
     def _slot_table(self, batch: Any, columns: int) -> torch.Tensor:
         table = self.req_to_token_pool.req_to_token

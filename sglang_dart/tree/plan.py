@@ -15,7 +15,7 @@ from sglang_dart.tree.grow import grow
 from sglang_dart.tree.pack import pack
 from sglang_dart.tree.prune import prune
 from sglang_dart.tree.recipe import TreeRecipe, chain
-from sglang_dart.types import Candidates, PackedTree
+from sglang_dart.types import Candidates, PackedTree, Tree
 
 # The recipe for a budget.
 RecipeOf = Callable[[int], TreeRecipe]
@@ -81,30 +81,37 @@ class TreePlanner:
         length: torch.Tensor,
         width: int,
         end: torch.Tensor,
-    ) -> PackedTree:
+    ) -> tuple[Tree, PackedTree]:
         """Grow, keep and pack a tree of `width` nodes, root included, for each request.
 
         candidates and tail [bs, T] at home, end [bs, E] on the host; tail ends with the root.
-        length [bs] and the result on the device of `length`.
+        length [bs] and the packed trees on its device; the trees themselves where they grew.
         """
         root, levels = tail[:, -1].contiguous(), self.levels(width)
         if not levels:
-            return _root_only(root, length)
+            return _root_only(root), _packed_root(root, length)
         recipe = chain(levels) if self._recipe is None else self._recipe(width - 1)
         kept = candidates.first(levels)
         if self.home.type != "cpu":
             assert not recipe.ends_last, "the end tokens are on the host"
             ledger = grow(self._scorer(kept, root, recipe), recipe, root)
-            return pack(prune(ledger, recipe.budget, recipe.depth_bonus), length)
+            tree = prune(ledger, recipe.budget, recipe.depth_bonus)
+            return tree, pack(tree, length)
         # The device may know the lengths alone: positions count from the root until then.
         depth = torch.zeros_like(root)
         if self._head is None:
-            _, packed = self._grower.plan(recipe, kept, root, depth, end=end, tail=tail)
+            tree, packed = self._grower.plan(recipe, kept, root, depth, end=end, tail=tail)
         else:
             scorer = self._scorer(kept.to(length.device), root.to(length.device), recipe)
             tree = self._grower.grow(recipe, scorer, root, end=end, tail=tail)
             packed = pack(tree, depth, impl="cpp")
-        return _at(packed, length)
+        return tree, _at(packed, length)
+
+    def value(self, tree: Tree) -> torch.Tensor:
+        """What decided which nodes were kept, [bs, N]."""
+        if self._recipe is None:
+            return tree.score
+        return tree.score + self._recipe(tree.width - 1).depth_bonus * tree.depth
 
     def _scorer(self, candidates: Candidates, root: torch.Tensor, recipe: TreeRecipe) -> Scorer:
         if self._head is None:
@@ -121,8 +128,13 @@ def expandable(candidates: Candidates, recipe: TreeRecipe) -> int:
     return given if recipe.frontier == 1 else min(given, recipe.budget)
 
 
-def _root_only(root: torch.Tensor, length: torch.Tensor) -> PackedTree:
+def _root_only(root: torch.Tensor) -> Tree:
     """Trees that draft nothing: the verify step is then plain decoding."""
+    none, zero = root.new_full((len(root), 1), -1).int(), root.new_zeros(len(root), 1).int()
+    return Tree(root[:, None], none, zero, zero.float())
+
+
+def _packed_root(root: torch.Tensor, length: torch.Tensor) -> PackedTree:
     token = root[:, None].to(length.device, non_blocking=True)
     none = torch.full_like(token, -1)
     mask = torch.ones(*token.shape, 1, dtype=torch.bool, device=length.device)

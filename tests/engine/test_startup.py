@@ -58,7 +58,7 @@ def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:
 
 def test_what_the_user_leaves_open_is_filled(resolve, head) -> None:
     args = resolve(speculative_draft_model_path=head)
-    assert (args.speculative_num_steps, args.speculative_num_draft_tokens) == (8, 16)
+    assert (args.speculative_num_steps, args.speculative_num_draft_tokens) == (8, 32)
     # Not lowered, as SGLang does for its own algorithms.
     assert args.max_running_requests is None
     assert args.disable_overlap_schedule

@@ -1,0 +1,197 @@
+"""How wide the next tree is: what brings the most tokens a second, plain decoding included.
+
+Both sides of the quotient are measured while serving. A tree of width w is the root and the w - 1
+best nodes of any wider one, so a round tells what each narrower tree would have accepted: the
+tokens that a width brings are 1 plus the share of rounds that accepted the node of rank 1, 2, ...
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+# Seconds of a step by requests and rows a request, as far as they are known before serving.
+Prior = Callable[[int, int], float]
+
+# Rounds of one request after which an observation of acceptance has lost two thirds of its weight.
+MEMORY = 32
+# What is assumed of a drafter before anything was seen counts as this many rounds.
+PRIOR_ROUNDS = 4
+# A width must promise this much more than the one in use.
+GAIN = 1.02
+# Rounds before a neighbour of unknown cost is tried.
+EXPLORE = 24
+# Rounds before something known is tried again; of plain decoding, doubled while trees do not pay.
+PAUSE = 200
+LONGEST_PAUSE = 1600
+# Rounds of one try, and the most that a round of it may cost, in plain steps.
+TRY = 4
+TRY_COST = 2.0
+# Round times that are remembered of a case, so few that one try renews their median.
+TIMES = 7
+# Round times that make a case sure.
+SURE = 3
+
+
+class RankAcceptance:
+    """How often the node of each rank is accepted; rank 1 is the best node beside the root."""
+
+    def __init__(self, ranks: int) -> None:
+        # A guess that favours trees, so that they are tried: half a token for the best node.
+        self._rate = 0.5 / np.arange(1, ranks + 1)
+        self._seen = np.full(ranks, float(PRIOR_ROUNDS))
+
+    def observe(self, rank: Sequence[npt.NDArray[np.int64]], width: int) -> None:
+        """Count one round: the accepted ranks of each request, whose trees had `width` nodes."""
+        known = slice(0, width - 1)
+        for ranks in rank:
+            hit = np.zeros(width - 1)
+            hit[ranks - 1] = 1
+            self._seen[known] = np.minimum(self._seen[known] + 1, MEMORY)
+            self._rate[known] += (hit - self._rate[known]) / self._seen[known]
+
+    def tokens(self, width: int) -> float:
+        """Tokens that a round of this width is expected to commit, the bonus included."""
+        return 1 + float(self._rate[: width - 1].sum())
+
+
+class RoundCost:
+    """Seconds that a round takes: what is known of the target's step, and what was seen on top."""
+
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+        # By requests and width: attention, sampling, drafting, scheduling, and the prior's error.
+        self._extra: dict[tuple[int, int], deque[float]] = {}
+
+    def observe(self, requests: int, width: int, seconds: float) -> None:
+        """Remember the time from one round to the next."""
+        times = self._extra.setdefault((requests, width), deque(maxlen=TIMES))
+        times.append(seconds - self._prior(requests, width))
+
+    def seconds(self, requests: int, width: int) -> float:
+        """What a round of this width is expected to take."""
+        return max(self._prior(requests, width) + self._beside(requests, width), 1e-6)
+
+    def sure(self, requests: int, width: int) -> bool:
+        """Whether rounds of just this kind were seen."""
+        return len(self._extra.get((requests, width), ())) >= SURE
+
+    def _beside(self, requests: int, width: int) -> float:
+        """The median of the nearest case, which a few slow rounds do not move."""
+
+        def distance(case: tuple[int, int]) -> tuple[bool, bool, int, int]:
+            others, rows = case
+            # One slow round must not exclude a width for good.
+            doubtful = not self.sure(*case)
+            kind = (rows > 1) != (width > 1)
+            return kind, doubtful, abs(others - requests), abs(rows - width)
+
+        return median(self._extra[min(self._extra, key=distance)]) if self._extra else 0.0
+
+
+class AdaptiveWidth:
+    """Chooses the rows a request, root included, of each round.
+
+    The best width by what is known; now and then a neighbour of it, to know that one too; and while
+    plain decoding is best, now and then a few trees, or a change for the better would pass unseen.
+    """
+
+    def __init__(self, widths: Sequence[int], prior: Prior) -> None:
+        """`widths`: those that can be served, ascending from 1."""
+        assert widths[0] == 1
+        assert list(widths) == sorted(widths)
+        self.widths = tuple(widths)
+        self.acceptance = RankAcceptance(max(widths[-1] - 1, 1))
+        self.cost = RoundCost(prior)
+        self._best = widths[-1]
+        self._since_try, self._pause = 0, PAUSE
+        # What is being tried, and for how many more rounds.
+        self._tried, self._left = 1, 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether the coming round will be plain too, so that nothing need be drafted for it."""
+        return self._best == 1 and not self._left and self._since_try + 1 < self._pause
+
+    def speed(self, requests: int, width: int) -> float:
+        """Expected tokens a second of one request."""
+        return self.acceptance.tokens(width) / self.cost.seconds(requests, width)
+
+    def choose(self, requests: int) -> int:
+        """Give the width of the next round of this many requests."""
+        self._improve(requests)
+        if self._left:
+            self._left -= 1
+            return self._tried
+        self._since_try += 1
+        if self._best == 1:
+            if self._since_try >= self._pause:
+                self._try(self._affordable(requests), TRY)
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            return 1
+        self._pause = PAUSE
+        unsure = [w for w in self._neighbours() if not self.cost.sure(requests, w)]
+        if self._since_try >= (EXPLORE if unsure else PAUSE):
+            self._try(self._next_neighbour(unsure), SURE)
+        return self._best
+
+    def _improve(self, requests: int) -> None:
+        best = max(self.widths, key=lambda width: self.speed(requests, width))
+        # Plain decoding is safe, all else must promise a gain.
+        gain = 1.0 if best == 1 else GAIN
+        if self.speed(requests, best) > gain * self.speed(requests, self._best):
+            self._best = best
+
+    def _try(self, width: int, rounds: int) -> None:
+        self._tried, self._left, self._since_try = width, rounds, 0
+
+    def _neighbours(self) -> list[int]:
+        at = self.widths.index(self._best)
+        return [*self.widths[max(0, at - 1) : at], *self.widths[at + 1 : at + 2]]
+
+    def _next_neighbour(self, unsure: list[int]) -> int:
+        if unsure:
+            return unsure[0]
+        return next(
+            (width for width in self._neighbours() if width != self._tried), self._neighbours()[0]
+        )
+
+    def _affordable(self, requests: int) -> int:
+        """The widest tree that costs little more than a plain round."""
+        limit = TRY_COST * self.cost.seconds(requests, 1)
+        trees = self.widths[1:2] + tuple(
+            width for width in self.widths[2:] if self.cost.seconds(requests, width) <= limit
+        )
+        return trees[-1] if trees else 1
+
+
+def ladder(ceiling: int) -> list[int]:
+    """Widths worth telling apart, up to and with `ceiling`: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    steps = sorted({2**n for n in range(11)} | {3 * 2**n for n in range(10)})
+    return [*steps[: bisect_left(steps, ceiling)], ceiling]
+
+
+def accepted_ranks(
+    token: npt.NDArray[np.int64],
+    parent: npt.NDArray[np.int32],
+    score: npt.NDArray[np.float32],
+    run: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Ranks of the nodes on one tree's accepted path.
+
+    token, parent, score [N] as in Tree; run: the tokens that were committed, the bonus last. Rank 1
+    has the highest score, the earlier node on a tie.
+    """
+    rank = np.empty(len(score), dtype=np.int64)
+    rank[1 + np.argsort(-score[1:], kind="stable")] = np.arange(1, len(score))
+    path, node = [], 0
+    for committed in run[:-1]:
+        (children,) = np.nonzero((parent == node) & (token == committed))
+        node = int(children[0])
+        path.append(rank[node])
+    return np.array(path, dtype=np.int64)
