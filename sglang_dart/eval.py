@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import typer
 from rich.console import Console
 
 from sglang_dart.cli import emit, run_tool
+from sglang_dart.draft.scripted import Script
 from sglang_dart.measure.arms import Arm, parse_arms
 from sglang_dart.measure.client import Request, each, send
 from sglang_dart.measure.datasets import (
@@ -30,7 +32,14 @@ from sglang_dart.measure.datasets import (
     load_tokenizer,
     shuffled,
 )
-from sglang_dart.measure.exactness import MODES, Prompt, Servers, compare, plain_cache_path
+from sglang_dart.measure.exactness import (
+    MODES,
+    Prompt,
+    Servers,
+    ask_plain,
+    compare,
+    plain_cache_path,
+)
 from sglang_dart.measure.metrics import TIE_TOLERANCE
 from sglang_dart.measure.report import (
     PLAIN,
@@ -53,6 +62,10 @@ from sglang_dart.measure.side_by_side import (
 from sglang_dart.options import ENVIRONMENT
 
 ARM = "speculative"
+# Instead of a drafter: plain answers, replayed with errors in between.
+SCRIPTED = "scripted"
+SCRIPT_ERRORS = {"wrong_token": 0.1, "wrong_sibling": 0.2}
+SCRIPT_ROWS = 16
 CACHE = Path.home() / ".cache" / "sglang-dart" / "eval"
 EXACTNESS, ACCEPTANCE = "exactness", "acceptance"
 
@@ -102,7 +115,9 @@ def evaluate(
     """Measure accept length on prompt sets, or (--exactness) compare with plain decoding.
 
     Words after `--` go to the servers, `--speculative-...` ones only to the one that speculates.
-    Exit code 1 if an answer differs from plain decoding at a clear logit gap.
+    Exit code 1 if an answer differs from plain decoding at a clear logit gap. `--exactness
+    --drafter scripted` replays plain answers with errors in between, so that runs are deep however
+    good a drafter there is.
     """
     if report:
         _finish(RawLog.reopen(report))
@@ -113,6 +128,8 @@ def evaluate(
         raise ValueError("give --model FOLDER_OR_ID, or (accept length only) --url of a server")
     if arm and (url or exactness or drafter):
         raise ValueError("--arm is for accept length, without --url and --drafter")
+    if drafter == SCRIPTED and not (exactness and algorithm == "DART"):
+        raise ValueError("--drafter scripted is for --exactness with --algorithm DART")
     if slots and (url or exactness):
         raise ValueError("--slots is for accept length, without --url: it reads the drafter")
     both, speculating = split_flags(context.args)
@@ -145,7 +162,7 @@ def evaluate(
     if exactness:
         tolerance = TIE_TOLERANCE[dtype] if tolerance is None else tolerance
         log = RawLog(_out(out, EXACTNESS), settings | {"tolerance": tolerance})
-        _compare(questions, tokenizer, _modes(modes), _servers(settings), log)
+        _compare(questions, tokenizer, _modes(modes), log)
     else:
         log = RawLog(_out(out, ACCEPTANCE), settings | {"url": url, "temperature": temperature})
         for one in arms:
@@ -171,9 +188,8 @@ def split_flags(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return tuple(both), tuple(speculating)
 
 
-def _servers(settings: Mapping[str, Any]) -> Servers:
+def _servers(settings: Mapping[str, Any], drafter: str) -> Servers:
     both, speculating = split_flags(settings["flags"])
-    drafter = settings["drafter"]
 
     @contextmanager
     def start(label: str, flags: Sequence[str]) -> Iterator[Server]:
@@ -198,7 +214,6 @@ def _compare(
     questions: Sequence[Question],
     tokenizer: Any,
     modes: Sequence[str],
-    servers: Servers,
     log: RawLog,
 ) -> None:
     prompts = [
@@ -206,16 +221,21 @@ def _compare(
         for question in questions
     ]
     settings = log.records[0]
-    compare(
-        prompts,
-        modes,
-        servers,
-        log,
-        plain_cache_path(CACHE, settings["model"], servers.plain_flags, settings["new_tokens"]),
-        new_tokens=settings["new_tokens"],
-        concurrency=settings["concurrency"],
-        progress=Progress(),
-    )
+    model, flags = settings["model"], split_flags(settings["flags"])[0]
+    cache = plain_cache_path(CACHE, model, flags, settings["new_tokens"])
+    how = {name: settings[name] for name in ("new_tokens", "concurrency")}
+    with tempfile.TemporaryDirectory() as folder:
+        drafter = settings["drafter"]
+        if drafter == SCRIPTED:
+            plain = _servers(settings, "")
+            texts = ask_plain(prompts, plain, log, cache, **how, progress=Progress())
+            # As many rows for each of the requests that run at once.
+            rows = {"cpu_rows": SCRIPT_ROWS * settings["concurrency"]}
+            config = {"vocab_size": len(tokenizer), **SCRIPT_ERRORS, "dart_config": rows}
+            Script(texts).write(Path(folder), config)
+            drafter = folder
+        servers = _servers(settings, drafter)
+        compare(prompts, modes, servers, log, cache, **how, progress=Progress())
 
 
 def _left(questions: Sequence[Question], log: RawLog, arm: str) -> list[Question]:

@@ -8,11 +8,12 @@ that it was given, so a wrong slot table or a lost row shows as a low accept len
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -51,6 +52,13 @@ class Script:
         """Read script.json: a list of lists of token ids."""
         path = Path(folder) / SCRIPT
         return cls(TypeAdapter(list[list[int]]).validate_json(path.read_bytes()))
+
+    def write(self, folder: Path, config: dict[str, Any]) -> None:
+        """Write a folder that serves as a drafter; config: fields of ScriptedConfig, options."""
+        # The engine reads a drafter's configuration too, and knows only types of real models.
+        named = {"architectures": [ARCHITECTURE], "model_type": "llama"} | config
+        (folder / "config.json").write_text(json.dumps(named))
+        (folder / SCRIPT).write_text(json.dumps(self.texts))
 
     def after(self, text: list[int]) -> list[int]:
         """What follows `text`, whose first token is unknown; empty if no record begins so."""

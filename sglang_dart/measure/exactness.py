@@ -94,6 +94,22 @@ def compare(
     _plain(prompts, modes, servers, asker, plain_cache)
 
 
+def ask_plain(
+    prompts: Sequence[Prompt],
+    servers: Servers,
+    log: RawLog,
+    plain_cache: Path,
+    *,
+    new_tokens: int,
+    concurrency: int,
+    progress: Progress,
+) -> list[list[int]]:
+    """Log plain answers alone; give each prompt with its answer, as token ids."""
+    _plain(prompts, [], servers, _Asker(log, new_tokens, concurrency, progress), plain_cache)
+    answers = log.answers(PLAIN)
+    return [[*prompt.input_ids, *answers[prompt.place]["ids"]] for prompt in prompts]
+
+
 def _plain(
     prompts: Sequence[Prompt],
     modes: Sequence[str],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sglang_dart.draft.scripted import Script
 from sglang_dart.measure.server import serve
 from tests.engine.api import Api
 from tests.engine.byte_tokenizer import write_tokenizer
@@ -111,9 +111,7 @@ def record(start: Callable[..., Any]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def script(
-    tmp_path_factory: pytest.TempPathFactory, target: str, record: list[list[int]]
-) -> Callable[..., str]:
+def script(tmp_path_factory: pytest.TempPathFactory, record: list[list[int]]) -> Callable[..., str]:
     """`script(texts, wrong_token=…, …)`: the folder of a scripted drafter.
 
     It replays `record` and the further texts, each the ids of a prompt and its answer.
@@ -121,12 +119,9 @@ def script(
 
     def make(texts: Sequence[list[int]] = (), **settings: Any) -> str:
         folder = tmp_path_factory.mktemp("script")
-        config = json.loads((Path(target) / "config.json").read_text())
-        config |= {"architectures": ["ScriptedDrafter"], "levels": 8} | settings
         # Wide trees for every request, where a CPU would narrow them to save time.
-        config.setdefault("dart_config", {"cpu_rows": 1024})
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "script.json").write_text(json.dumps([*texts, *record]))
+        config = {"vocab_size": VOCABULARY, "dart_config": {"cpu_rows": 1024}} | settings
+        Script([*texts, *record]).write(folder, config)
         return str(folder)
 
     return make
