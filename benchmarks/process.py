@@ -22,8 +22,8 @@ _EVERY_S = 0.05
 class Usage:
     """Of a process tree. Peaks are of the sums over its processes, sampled 20 times a second.
 
-    private_mib: memory that is theirs alone and must stay in memory. resident_mib: with the pages of
-    files that they have mapped, which the system writes out and drops when memory is short.
+    private_mib: memory that is theirs alone and must stay in memory. resident_mib: with the pages
+    of mapped files, which the system writes out and drops when memory is short.
     """
 
     wall_s: float
