@@ -26,7 +26,7 @@ def throughput_against_latency(rows: Sequence[Row], path: Path) -> None:
             axes.annotate(str(row.concurrency), at, textcoords="offset points", xytext=(4, 4))
 
     labels = ("ms per output token, median", "output tokens/s")
-    _panels(rows, path, draw, labels, title="numbers: requests at a time")
+    _panels(rows, path, draw, labels, arms=_arms(rows), title="numbers: requests at a time")
 
 
 def speedup_against_concurrency(rows: Sequence[Row], path: Path) -> None:
@@ -43,7 +43,8 @@ def speedup_against_concurrency(rows: Sequence[Row], path: Path) -> None:
         axes.axhline(1.0, color="grey", linewidth=0.8, zorder=0)
 
     compared = [row for row in rows if row.speedup is not None and row.arm != PLAIN]
-    _panels(compared, path, draw, ("requests at a time", "output tokens/s over plain decoding's"))
+    labels = ("requests at a time", "output tokens/s over plain decoding's")
+    _panels(compared, path, draw, labels, arms=_arms(rows))
 
 
 def round_ratio_against_batch(rows: Sequence[RoundRow], path: Path) -> None:
@@ -68,14 +69,18 @@ def round_ratio_against_batch(rows: Sequence[RoundRow], path: Path) -> None:
 
 
 def _panels(
-    rows: Sequence[Row], path: Path, draw: Draw, labels: tuple[str, str], title: str = ""
+    rows: Sequence[Row],
+    path: Path,
+    draw: Draw,
+    labels: tuple[str, str],
+    *,
+    arms: Sequence[str],
+    title: str = "",
 ) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
     sets = sorted({row.set for row in rows})
-    # In the order of the rows, so that an arm has one colour everywhere.
-    arms = list(dict.fromkeys(row.arm for row in rows))
     colours = matplotlib.colormaps["tab10"]
     figure = Figure(figsize=(4.2 * max(1, len(sets)), 3.8), layout="constrained")
     panels = figure.subplots(1, max(1, len(sets)), squeeze=False)[0]
@@ -92,6 +97,11 @@ def _panels(
     if title:
         figure.suptitle(title, fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def _arms(rows: Sequence[Row]) -> list[str]:
+    """All arms in the order of the rows, so that each has one colour in every figure."""
+    return list(dict.fromkeys(row.arm for row in rows))
 
 
 def _error(spreads: Sequence[tuple[float, float, float]]) -> list[list[float]]:
