@@ -109,7 +109,8 @@ class TreePlanner:
 
     def value(self, tree: Tree) -> torch.Tensor:
         """What decided which nodes were kept, [bs, N]."""
-        if self._recipe is None:
+        # A root alone has no recipe either.
+        if self._recipe is None or tree.width == 1:
             return tree.score
         return tree.score + self._recipe(tree.width - 1).depth_bonus * tree.depth
 
