@@ -16,7 +16,8 @@ from typing import Any
 from sglang_dart import _core
 
 CACHE = Path.home() / ".cache" / "sglang-dart" / "ngram"
-_HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
+_HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<file>[^:]+))?")
+_SUFFIXES = (".ngram", ".trie")
 _UNKNOWN = bytes(32)
 
 logger = logging.getLogger(__name__)
@@ -84,23 +85,37 @@ def check_vocabulary(model: _core.NgramModel, target: Vocabulary, source: str) -
 
 
 def find_file(name: str) -> Path:
-    """A local file, or `repo/id:file` from the hub. Raises ValueError if it is neither."""
+    """A local file, or `repo/id:file` from the hub; `repo/id` if that holds one model.
+
+    Raises ValueError if it is neither.
+    """
     path = Path(name).expanduser()
     if path.is_file():
         return path
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"n-gram model {name}: no such file, and not a hub name `repo/id:file`")
+    import httpx
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(match["repo"], match["file"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        return Path(hf_hub_download(match["repo"], match["file"] or _only_model(match["repo"])))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, httpx.HTTPError) as error:
         raise ValueError(
             f"n-gram model {name}: not in the local cache and not downloaded ({error}); "
             f"check the name, or download the file and give its path"
         ) from error
+
+
+def _only_model(repo: str) -> str:
+    from huggingface_hub import HfApi
+
+    files = [file for file in HfApi().list_repo_files(repo) if file.endswith(_SUFFIXES)]
+    if len(files) != 1:
+        names = ", ".join(f"{repo}:{file}" for file in sorted(files)) or "no .ngram or .trie file"
+        raise ValueError(f"n-gram model {repo}: name one file; it holds {names}")
+    return files[0]
 
 
 def open_ngram(name: str, target: Vocabulary | None = None) -> _core.NgramModel:

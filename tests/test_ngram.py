@@ -204,7 +204,7 @@ def test_a_model_of_the_hub(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: TRIE)
     code, answer, _ = tool("inspect", "fvliang/dart-qwen3-ngram:small.trie")
     assert (code, answer["nodes"]) == (0, 5527)
-    code, _, error = tool("inspect", "fvliang/dart-qwen3-ngram")
+    code, _, error = tool("inspect", "small.trie")
     assert (code, "not a hub name `repo/id:file`" in error) == (2, True)
 
 

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -426,6 +427,12 @@ def test_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == GOLDEN / "ngram_order3.trie"
     with pytest.raises(ValueError, match="no such file, and not a hub name"):
         ngram_model.find_file("missing.ngram")
+    files = ["README.md", "small.trie"]
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo: files)
+    assert ngram_model.find_file("fvliang/dart-qwen3-ngram") == found
+    files.append("full.trie")
+    with pytest.raises(ValueError, match=r"it holds fvliang/dart-qwen3-ngram:full\.trie, fvl"):
+        ngram_model.find_file("fvliang/dart-qwen3-ngram")
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,6 +444,13 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(ValueError, match=r"not downloaded \(offline\)"):
         ngram_model.find_file("a/b:c.trie")
+
+    def list_files(self: huggingface_hub.HfApi, repo: str) -> list[str]:
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_files)
+    with pytest.raises(ValueError, match=r"not downloaded \(no route\)"):
+        ngram_model.find_file("a/b")
 
 
 def test_ctrl_c_stops_a_conversion(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dart.score.causal import Causal
-from sglang_dart.score.continuity import Continuity
+from sglang_dart.score.continuity import Continuity, CountedNgrams
 from sglang_dart.score.marginal import Marginal
 from sglang_dart.score.scorer import Children
 from sglang_dart.tree.grow import grow
@@ -21,6 +22,7 @@ from sglang_dart.tree.recipe import TreeRecipe, beam, best_first, chain, fixed, 
 from sglang_dart.types import Candidates, Ledger, PackedTree, Tree
 from tests.score.test_causal import EVERY as DOMINO_TREES
 from tests.score.test_causal import DominoHead, recipe_of
+from tests.test_ngram_model import build, documents
 from tests.tree.test_search_golden import CASES, TOLERANCE, candidates_of, canonical
 
 _core = pytest.importorskip("sglang_dart._core")
@@ -168,16 +170,43 @@ def test_domino_trees_equal_the_reference(model, case, number):
     assert (tree.parent[0, count:] == -1).all()
 
 
+@pytest.fixture(scope="module")
+def counted_models(tmp_path_factory):
+    """The model of the golden documents at an order: in the core, and in a dictionary."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @functools.cache
+    def make(order: int) -> tuple[_core.NgramModel, CountedNgrams]:
+        path = build(folder / f"{order}.ngram", documents(), order)
+        return _core.NgramModel.open(str(path)), CountedNgrams.of_documents(documents(), order)
+
+    return make
+
+
+def likeliest(model, context: torch.Tensor) -> torch.Tensor:
+    """The token [bs] that follows each context [bs, T] most often."""
+    found = [model.continuations(row)[:2] for row in context.tolist()]
+    return torch.tensor([int(token[count.argmax()]) if len(token) else 0 for token, count in found])
+
+
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("trie", ["ngram_order2_small.trie", "ngram_order3.trie"])
-def test_continuity_around_any_scorer(name, trie, golden, golden_ngram):
-    """Against the torch scorer. Logarithms may differ in the last bit, so scores are compared."""
-    model, counted = _core.NgramModel.open(str(golden / "dart" / trie)), golden_ngram(trie)
-    seen = sorted(path for path in counted.counts if len(path) == counted.order)
+@pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
+def test_continuity_around_any_scorer(name, order, counted_models):
+    """Against the torch scorer. Logarithms may differ in the last bit, so scores are compared.
+
+    Five levels: a context crosses from the committed tokens into the path, at every order.
+    """
+    model, counted = counted_models(order)
+    seen = sorted(path for path in counted.counts if len(path) == order)
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
-        tail = torch.tensor([seen[seed * 7][-2:], seen[seed * 11][-2:]])
+        # As many tokens as count: what follows is in the model only with all of them.
+        tail = torch.tensor([seen[seed * 7][: order - 1], seen[seed * 11][: order - 1]])
         token = torch.rand(2, 5, 200, generator=generator).argsort(dim=-1)[..., :12]
+        # What was seen to follow is among the candidates.
+        token[:, 0, 0] = torch.tensor([seen[seed * 7][-1], seen[seed * 11][-1]])
+        for level in range(1, 5):
+            token[:, level, 0] = likeliest(model, torch.cat([tail, token[:, :level, 0]], dim=1))
         log_prob = -3 * torch.rand(2, 5, 12, generator=generator).sort(dim=-1).values
         candidates, recipe = Candidates(token, log_prob), recipe_named(name, 40, 6, 5)
         grower = CoreGrower(5, ngram=model, ngram_weight=0.5, threads=2)
