@@ -60,6 +60,7 @@ SYMBOLS: tuple[Symbol, ...] = (
             "draft_worker",
             "alloc_memory_pool",
             "on_verify_complete_cpu",
+            "prewarm_sampling",
             "last_shared_read_runner",
             "weight_update_runners",
         ),
@@ -99,6 +100,28 @@ SYMBOLS: tuple[Symbol, ...] = (
             "chunked_req_next_prompt_token",
             "spec_info",
         ),
+    ),
+    # The prefill of the self-test.
+    Symbol(
+        f"{_SRT}managers.schedule_batch.Req",
+        ("rid", "origin_input_text", "origin_input_ids", "sampling_params"),
+    ),
+    Symbol(
+        f"{_SRT}managers.schedule_batch.ScheduleBatch.init_new",
+        (
+            "reqs",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+            "tree_cache",
+            "model_config",
+            "enable_overlap",
+            "spec_algorithm",
+        ),
+    ),
+    Symbol(f"{_SRT}managers.schedule_batch.ScheduleBatch.prepare_for_extend"),
+    Symbol(
+        f"{_SRT}sampling.sampling_params.SamplingParams",
+        ("temperature", "max_new_tokens"),
     ),
     # The output layer, for drafters that have none.
     Symbol(

@@ -16,18 +16,23 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from sglang_dart.algorithms import Target, load_method
 from sglang_dart.commit import RoundState
-from sglang_dart.draft.drafter import Roots
-from sglang_dart.engine import algorithm, prefill, step_cost
+from sglang_dart.draft.dflash import DFlashDrafter
+from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.draft.shift_check import ShiftCheck
+from sglang_dart.engine import algorithm, prefill, self_test, step_cost
 from sglang_dart.engine.carry import RoundCarry
 from sglang_dart.engine.memory import mib, room_for, tensor_bytes
 from sglang_dart.engine.metrics import RoundMetrics
 from sglang_dart.engine.verifier import TargetVerifier, length_bounds
-from sglang_dart.ngram_model import Vocabulary, vocabulary_of
 from sglang_dart.engine.width import RoundWidth
+from sglang_dart.ngram_model import Vocabulary, vocabulary_of
 from sglang_dart.round import RoundBatch, decode_round
 from sglang_dart.tree.budget import AdaptiveWidth, ladder
 
 logger = logging.getLogger(__name__)
+
+# Roots of one prefill that a check of the drafter's config looks at.
+SHIFT_ROOTS = 128
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -69,6 +74,10 @@ class TreeWorker(BaseSpecWorker):
         self._width = self._round_width(method.options.cpu_rows, runner.model, server_args)
         self._metrics = RoundMetrics(self.speculative_num_steps, server_args)
 
+        self._shift_check: ShiftCheck | None = None
+        if isinstance(self.drafter, DFlashDrafter):
+            source = spec.speculative_draft_model_path
+            self._shift_check = ShiftCheck(self.drafter, source)
         _tap(runner, self.drafter.taps)
         registered = algorithm.find(spec.speculative_algorithm)
         registered.draft_bytes_per_slot = self.drafter.kv_bytes_per_slot()
@@ -122,6 +131,17 @@ class TreeWorker(BaseSpecWorker):
             mib(tensor_bytes(self._state)),
         )
 
+    def prewarm_sampling(self) -> Any:
+        """SGLang calls it last before it serves; then the target can read a text."""
+        warmed = super().prewarm_sampling()
+        tokenizer = self.target_worker.tokenizer
+        if self._shift_check is not None and tokenizer is not None:
+            check, ids = self._shift_check, self_test.text_ids(tokenizer, self._max_prompt())
+            with self_test.prefill_of(self.target_worker, ids) as batch:
+                self._prefill(batch, None)
+            logger.info("sglang-dart: self-test: %s", check.counted())
+        return warmed
+
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
@@ -157,17 +177,34 @@ class TreeWorker(BaseSpecWorker):
         result.logits_output.hidden_states = None
         rows = prefill.prompt_rows(batch, feature, root)
         self.drafter.append(rows)
+        slot_table = self._slot_table(batch, int(batch.seq_lens_cpu.max()))
+        self._look_at_shift(batch, rows, slot_table)
         roots = Roots(
             token=root.long(),
             length=batch.seq_lens,
             last_feature=feature[prefill.last_row(batch, feature.device)],
-            slot_table=self._slot_table(batch, int(batch.seq_lens_cpu.max())),
+            slot_table=slot_table,
         )
         candidates = self.drafter.draft(roots, self.planner.candidates)
         tail = prefill.prompt_tail(batch, root, self._state.tail_length)
         self._state.put(_rows(batch), batch.req_pool_indices, candidates, tail)
         result.next_draft_input = RoundCarry(bonus_tokens=root)
         return result
+
+    def _look_at_shift(self, batch: Any, rows: Rows, slot_table: torch.Tensor) -> None:
+        """Hold the first prompts against what the drafter's config says."""
+        if self._shift_check is None:
+            return
+        found = prefill.inner_roots(batch, rows, slot_table, SHIFT_ROOTS)
+        if found is not None:
+            self._shift_check.observe(*found)
+        if self._shift_check.done:
+            self._shift_check = None
+
+    def _max_prompt(self) -> int:
+        """Tokens of the longest prompt that fits."""
+        table = self.req_to_token_pool.req_to_token
+        return min(table.shape[1] - 1, self.token_to_kv_pool_allocator.size // 2)
 
     def _decode(
         self, batch: Any, on_publish: Publish | None, grammar_barrier: Any
