@@ -314,6 +314,9 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=whole)
 
         yield report
+        # The last report comes before the end.
+        for task in bars.tasks:
+            bars.update(task.id, completed=task.total)
 
 
 if __name__ == "__main__":

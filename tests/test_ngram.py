@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -196,6 +197,22 @@ def test_a_killed_build_goes_on(tmp_path: Path) -> None:
     counts = CountedNgrams.of_documents([[*row, 256] for row in rows], 3).counts
     assert model.node_count == len(counts)
     assert all(model.count(path) == count for path, count in counts.items())
+
+
+def test_the_example(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer")
+    settings = {"TARGET": str(tmp_path / "tokenizer"), "OUT": str(tmp_path / "out")}
+    script = Path(__file__).parents[1] / "examples" / "build_ngram.sh"
+    done = subprocess.run(
+        ["bash", script],
+        env=os.environ | settings | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, asked, serve = done.stdout.splitlines()
+    assert sum(json.loads(asked)["probability"]) > 0
+    assert f'"ngram": "{tmp_path}/out/small.ngram"' in serve
 
 
 def test_a_model_of_the_hub(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
