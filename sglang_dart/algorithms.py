@@ -69,7 +69,8 @@ class Method:
 
     levels: what it predicts at once; budget: nodes of a tree by default; chain: whether trees are
     chains by default. check_target(hidden_size=…, vocab_size=…, layers=…): raises ValueError for a
-    target that it was not made for. load_drafter: loads the weights. plan: see `planner`.
+    target that it was not made for. load_drafter(target, levels=None): loads the weights, for all
+    levels or as many as are wanted. plan: see `planner`.
     """
 
     levels: int
@@ -77,7 +78,7 @@ class Method:
     chain: bool
     options: DartOptions | DartreeOptions
     check_target: Callable[..., None]
-    load_drafter: Callable[[Target], Drafter]
+    load_drafter: Callable[..., Drafter]
     plan: Callable[..., TreePlanner]
 
     def default_width(self, device: str) -> int:
@@ -144,7 +145,7 @@ def dart_recipe(options: DartOptions, budget: int) -> recipe.TreeRecipe:
 def _dart_method(source: str, revision: str | None, options: DartOptions) -> Method:
     config = read_config(source, revision)
 
-    def load(target: Target) -> DartDrafter:
+    def load(target: Target, levels: int | None = None) -> DartDrafter:
         head = load_head(
             source, config, revision=revision, dtype=target.dtype, device=target.device
         )
@@ -153,6 +154,7 @@ def _dart_method(source: str, revision: str | None, options: DartOptions) -> Met
             target.embed,
             target.layers,
             final_norm_passes=options.final_norm_passes,
+            levels=levels,
         )
 
     def check(*, hidden_size: int, vocab_size: int, layers: int) -> None:
@@ -240,7 +242,11 @@ def _dartree_method(source: str, revision: str | None, options: DartreeOptions) 
 
 
 def _load_block_drafter(
-    source: str, revision: str | None, config: DFlashConfig, target: Target
+    source: str,
+    revision: str | None,
+    config: DFlashConfig,
+    target: Target,
+    levels: int | None = None,
 ) -> DFlashDrafter:
     mask = config.mask_token_id
     if mask is None:
@@ -248,7 +254,9 @@ def _load_block_drafter(
     load: Callable[..., Any] = load_dflash if config.domino is None else load_domino
     kind = DFlashDrafter if config.domino is None else DominoDrafter
     model = load(source, config, revision=revision, dtype=target.dtype, device=target.device)
-    return kind(model, target.embed, target.lm_head, target.layers, mask_token_id=mask)
+    return kind(
+        model, target.embed, target.lm_head, target.layers, mask_token_id=mask, levels=levels
+    )
 
 
 def _plan_dartree(
@@ -284,8 +292,11 @@ def _scripted_method(
 ) -> Method:
     config = validate(scripted.ScriptedConfig, raw, f"{source}/{CONFIG}")
 
-    def load(target: Target) -> scripted.ScriptedDrafter:
-        return scripted.ScriptedDrafter(config, scripted.Script.read(source), target.layers)
+    def load(target: Target, levels: int | None = None) -> scripted.ScriptedDrafter:
+        script = scripted.Script.read(source)
+        drafter = scripted.ScriptedDrafter(config, script, target.layers)
+        drafter.levels = min(levels or config.levels, config.levels)
+        return drafter
 
     def check(**_: int) -> None:
         """A script fits any target."""

@@ -208,16 +208,19 @@ class DartDrafter:
         target_layers: int,
         *,
         final_norm_passes: int = 2,
+        levels: int | None = None,
     ) -> None:
         """`embed` maps target ids [...] to the target's embeddings [..., H], in any dtype.
 
+        levels: how many of the head's levels are wanted; None: all.
         Raises ValueError if the target has too few layers.
         """
         config = head.config
         self.head = head
         self.embed = embed
         self.final_norm_passes = final_norm_passes
-        self.levels = config.draft_length + 1
+        # Mask rows see only those before them, so the last ones can be left out.
+        self.levels = min(levels or config.draft_length + 1, config.draft_length + 1)
         self.taps: tuple[int, ...] = dart_taps(target_layers)
         self._dtype, self._device = head.fc.weight.dtype, head.fc.weight.device
         self._target_id = head.target_id()

@@ -161,13 +161,17 @@ class DFlashDrafter:
         target_layers: int,
         *,
         mask_token_id: int | None = None,
+        levels: int | None = None,
     ) -> None:
-        """`mask_token_id` must be given where the config has none. Raises ValueError without."""
+        """`mask_token_id` must be given where the config has none. Raises ValueError without.
+
+        levels: how many of the drafter's levels are wanted; None: all.
+        """
         config = model.config
         self.model = model
         self.embed = embed
         self.lm_head = lm_head
-        self.levels = config.levels
+        self.levels = min(levels or config.levels, config.levels)
         self.taps = config.taps(target_layers)
         mask = config.mask_token_id if mask_token_id is None else mask_token_id
         if mask is None:
@@ -230,7 +234,8 @@ class DFlashDrafter:
 
     def predicting(self, hidden: torch.Tensor) -> torch.Tensor:
         """The rows of block_hidden [bs, block_size, H] that predict, level by level."""
-        return hidden[:, hidden.shape[1] - self.levels :]
+        first = self.model.config.first_slot
+        return hidden[:, first : first + self.levels]
 
     @torch.no_grad()
     def block_hidden(self, roots: Roots) -> torch.Tensor:

@@ -78,6 +78,11 @@ class DFlashConfig:
         return self.block_size if shifted else self.block_size - 1
 
     @property
+    def first_slot(self) -> int:
+        """Slot of the block that predicts the first position after the root."""
+        return self.block_size - self.levels
+
+    @property
     def tap_count(self) -> int:
         return len(self.target_layer_ids or range(self.num_hidden_layers))
 

@@ -34,7 +34,7 @@ class ShiftCheck:
         self._drafter = drafter
         self._source = source
         # Slot 0 is the first to predict with shift_label, slot 1 without.
-        self._right = drafter.model.config.block_size - drafter.levels
+        self._right = drafter.model.config.first_slot
         self._seen = 0
         self._hits = [0, 0]
 

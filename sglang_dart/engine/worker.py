@@ -62,7 +62,9 @@ class TreeWorker(BaseSpecWorker):
             spec.speculative_draft_model_revision,
         )
         with room_for("the drafter's weights", "take a smaller drafter, or quantise the target"):
-            self.drafter = method.load_drafter(_target_of(target_worker))
+            self.drafter = method.load_drafter(
+                _target_of(target_worker), self.speculative_num_steps
+            )
         self._weight_load_time = time.perf_counter() - started
         self.planner = method.planner(
             self.drafter,

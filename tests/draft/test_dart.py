@@ -177,6 +177,17 @@ def test_bfloat16_follows_float32(cases, golden_drafter):
         assert (got.float() - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.parametrize("levels", [1, 2, 7])
+def test_fewer_levels_are_the_first_ones(cases, golden_drafter, levels):
+    all_of_them, few = golden_drafter(), golden_drafter(levels=levels)
+    assert (all_of_them.levels, few.levels) == (8, levels)
+    for case in cases[0]:
+        all_of_them.append(case.rows)
+        few.append(case.rows)
+        expected = all_of_them.draft_logits(case.roots)[:, :levels]
+        torch.testing.assert_close(few.draft_logits(case.roots), expected, atol=1e-5, rtol=0)
+
+
 def test_kv_bytes_per_slot(tiny_drafter):
     kv = tiny_drafter.kv
     held = kv.key.nbytes + kv.value.nbytes

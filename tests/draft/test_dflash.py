@@ -132,6 +132,22 @@ def test_bfloat16_follows_float32():
         assert half.draft(dartree.roots_of(case), 8).log_prob.dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_fewer_levels_are_the_first_ones(name):
+    """The block stays whole, since its rows see one another."""
+    whole = dartree.drafter(name)
+    few = type(whole)(whole.model, dartree.embed, dartree.lm_head, 8, levels=3)
+    few.allocate(64)
+    case = cases_of(name)[0][0]
+    expected = whole.draft(feed(whole, name, case), 5)
+    got = few.draft(feed(few, name, case), 5)
+    assert few.levels == 3
+    for mine, other in zip(vars(got).values(), vars(expected).values(), strict=True):
+        if other is not None:
+            torch.testing.assert_close(mine, other[:, :3])
+    assert (got.carry is None) == (expected.carry is None)
+
+
 def test_kv_bytes_per_slot():
     drafter = dartree.drafter("dflash_plain")
     held = drafter.kv.key.nbytes + drafter.kv.value.nbytes
