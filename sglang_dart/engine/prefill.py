@@ -41,19 +41,19 @@ def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
 
 
 def inner_roots(
-    batch: Any, rows: Rows, slot_table: torch.Tensor, most: int
+    batch: Any, rows: Rows, slot_table: torch.Tensor, *, most: int, longest: int
 ) -> tuple[Roots, torch.Tensor] | None:
     """Tokens inside the prompts as roots to draft from, and the token that follows each.
 
-    The last `most` of this step's rows that have a token before them; None if there are none.
-    slot_table [bs, W]: the requests' slots.
+    The last `most` of this step's rows that have 1 to `longest` tokens before them; None if there
+    are none. slot_table [bs, W]: the requests' slots.
     """
     extend = torch.tensor(batch.extend_lens, dtype=torch.int64)
     prefix = torch.tensor(batch.prefix_lens, dtype=torch.int64)
     request = torch.repeat_interleave(torch.arange(len(extend)), extend)
     first = (extend.cumsum(0) - extend)[request]
     position = prefix[request] + torch.arange(len(request)) - first
-    row = (position > 0).nonzero().flatten()[-most:]
+    row = ((position > 0) & (position <= longest)).nonzero().flatten()[-most:]
     if not len(row):
         return None
     on_device = row.to(slot_table.device)
@@ -62,7 +62,7 @@ def inner_roots(
         length=rows.position[on_device],
         # Not the one before the root, which may be of an earlier step: block drafters read none.
         last_feature=rows.feature[on_device],
-        slot_table=slot_table[request[row].to(slot_table.device)],
+        slot_table=slot_table[request[row].to(slot_table.device), :longest],
     )
     return roots, rows.next_token[on_device]
 

@@ -31,8 +31,10 @@ from sglang_dart.tree.budget import AdaptiveWidth, ladder
 
 logger = logging.getLogger(__name__)
 
-# Roots of one prefill that a check of the drafter's config looks at.
+# Roots of one prefill that a check of the drafter's config looks at, and how far into a prompt:
+# their contexts are gathered, all at once.
 SHIFT_ROOTS = 128
+SHIFT_CONTEXT = 512
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -197,7 +199,9 @@ class TreeWorker(BaseSpecWorker):
         """Hold the first prompts against what the drafter's config says."""
         if self._shift_check is None:
             return
-        found = prefill.inner_roots(batch, rows, slot_table, SHIFT_ROOTS)
+        found = prefill.inner_roots(
+            batch, rows, slot_table, most=SHIFT_ROOTS, longest=SHIFT_CONTEXT
+        )
         if found is not None:
             self._shift_check.observe(*found)
         if self._shift_check.done:

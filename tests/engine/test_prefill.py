@@ -45,20 +45,23 @@ def test_roots_inside_the_prompts_and_what_follows_them():
     step = batch([a, b], [0, 2], [3, 2], [1, 2, 3, 6, 7], [10, 11, 12, 20, 21])
     rows = prefill.prompt_rows(step, torch.arange(5.0)[:, None], torch.tensor([90, 91]))
     table = torch.tensor([[10, 11, 12, 0], [18, 19, 20, 21]])
-    roots, following = prefill.inner_roots(step, rows, table, most=10)
+    roots, following = prefill.inner_roots(step, rows, table, most=10, longest=9)
     # Token 1 has nothing before it.
     assert roots.token.tolist() == [2, 3, 6, 7]
     assert roots.length.tolist() == [1, 2, 2, 3]
     assert roots.slot_table.tolist() == table[[0, 0, 1, 1]].tolist()
     assert following.tolist() == [3, 90, 7, 91]
-    few, _ = prefill.inner_roots(step, rows, table, most=3)
+    few, _ = prefill.inner_roots(step, rows, table, most=3, longest=9)
     assert few.token.tolist() == [3, 6, 7]
+    near, _ = prefill.inner_roots(step, rows, table, most=10, longest=2)
+    assert near.token.tolist() == [2, 3, 6]
+    assert near.slot_table.shape == (3, 2)
 
 
 def test_a_first_token_alone_is_no_root():
     step = batch([request([5])], [0], [1], [5], [10])
     rows = prefill.prompt_rows(step, torch.zeros(1, 1), torch.tensor([90]))
-    assert prefill.inner_roots(step, rows, torch.tensor([[10]]), most=4) is None
+    assert prefill.inner_roots(step, rows, torch.tensor([[10]]), most=4, longest=9) is None
 
 
 def test_tail_ends_in_the_root():
