@@ -80,6 +80,7 @@ class TreeWorker(BaseSpecWorker):
 
         self._shift_check: ShiftCheck | None = None
         if isinstance(self.drafter, DFlashDrafter):
+            _check_output_layer(runner.model)
             source = spec.speculative_draft_model_path
             self._shift_check = ShiftCheck(self.drafter, source)
         _tap(runner, self.drafter.taps)
@@ -314,6 +315,15 @@ def _lm_head(model: Any, vocab_size: int) -> Callable[[torch.Tensor], torch.Tens
         return padded[:, :vocab_size].view(*hidden.shape[:-1], vocab_size)
 
     return logits
+
+
+def _check_output_layer(model: Any) -> None:
+    missing = [name for name in ("lm_head", "logits_processor") if not hasattr(model, name)]
+    if missing:
+        raise ValueError(
+            f"target {type(model).__name__} does not show its output layer, which a block drafter "
+            f"shares: it lacks {', '.join(missing)}; serve a Llama- or Qwen-class model"
+        )
 
 
 def _vocabulary(target_worker: Any) -> Vocabulary:
