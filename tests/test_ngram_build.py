@@ -272,6 +272,15 @@ def test_text_lines_and_parquet(tmp_path: Path) -> None:
     assert texts(tmp_path / "b.parquet") == (["one", chat], {"empty text": 1})
 
 
+def test_texts_of_parquet_have_the_bound_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ["x" * 300, "one", "y" * 200]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet")
+    monkeypatch.setattr(corpus, "_LONGEST_LINE", 200)
+    assert texts(tmp_path / "a.parquet") == (rows[1:], {"text above 0 Mi characters": 1})
+
+
 def test_inputs_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file or folder"):
         find_units([tmp_path / "none.txt"], TEXT_FORMATS)
@@ -324,6 +333,7 @@ def test_long_documents_are_encoded_in_pieces(
     text = "the cat sat on the mat " * 50
     whole = encoded(encoder, text, "x")
     monkeypatch.setattr(encode, "_PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 250)
     assert encoded(encoder, text, "x") == whole
     assert encoded(encoder, "x" * 450)[0].count(tokenizer.bos_token_id) == 1
 

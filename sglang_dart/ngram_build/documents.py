@@ -36,7 +36,10 @@ TOKEN_COLUMNS = ("token_ids", "input_ids", "tokens")
 
 _UNIT_BYTES = 64 << 20
 _UNIT_TOKENS = 1 << 22
-_LONGEST_LINE = 64 << 20
+# Also bounds the memory that one document takes on its way to counts, about 60 bytes a character.
+_LONGEST_LINE = 16 << 20
+# Of a parquet file, held at a time.
+_ROWS = 128
 _BOM = b"\xef\xbb\xbf"
 
 Message = dict[str, str]
@@ -200,6 +203,9 @@ def _is_usable(document: Document, bad: Counter[str]) -> bool:
     if not any(parts):
         bad["empty text"] += 1
         return False
+    if sum(map(len, parts)) > _LONGEST_LINE:
+        bad[f"text above {_LONGEST_LINE >> 20} Mi characters"] += 1
+        return False
     try:
         for part in parts:
             part.encode()
@@ -216,7 +222,7 @@ def _read_parquet_texts(unit: Unit, bad: Counter[str]) -> Iterator[Document]:
     if not columns:
         raise ValueError(f"{unit.path}: no column `text` or `messages`; it has {_names(file)}")
     groups = range(unit.start, unit.stop)
-    for batch in file.iter_batches(1024, row_groups=list(groups), columns=columns):
+    for batch in file.iter_batches(_ROWS, row_groups=list(groups), columns=columns):
         for record in batch.to_pylist():
             document = _document_of(record, bad)
             if document is not None and _is_usable(document, bad):

@@ -112,21 +112,19 @@ class Encoder:
         result: list[np.ndarray] = [np.empty(0, np.int64)] * len(texts)
         for opens in (True, False):
             chosen = [i for i in range(len(texts)) if (i in first) == opens]
-            if not chosen:
-                continue
-            given = [texts[i] for i in chosen]
-            if self.source.json:
-                rows = [
-                    row.ids
-                    for row in self._plain.encode_batch_fast(given, add_special_tokens=opens)
-                ]
-            else:
-                rows = self._plain(given, add_special_tokens=opens, split_special_tokens=True)[
-                    "input_ids"
-                ]
-            for i, row in zip(chosen, rows, strict=True):
-                result[i] = np.asarray(row, np.int64)
+            # A tokenizer's own rows take many times the memory of the ids in them.
+            for few in _in_batches(chosen, texts):
+                rows = self._encode_rows([texts[i] for i in few], opens)
+                for i, row in zip(few, rows, strict=True):
+                    result[i] = np.asarray(row, np.int64)
         return result
+
+    def _encode_rows(self, texts: list[str], opens: bool) -> list[list[int]]:
+        if self.source.json:
+            rows = self._plain.encode_batch_fast(texts, add_special_tokens=opens)
+            return [row.ids for row in rows]
+        rows = self._plain(texts, add_special_tokens=opens, split_special_tokens=True)
+        return rows["input_ids"]
 
     def _encode_messages(self, messages: list[Message]) -> np.ndarray:
         from jinja2 import TemplateError
@@ -169,6 +167,19 @@ def _load_fast(source: TokenizerSource) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _in_batches(chosen: list[int], texts: list[str]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    size = 0
+    for i in chosen:
+        batch.append(i)
+        size += len(texts[i])
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _pieces(text: str) -> Iterator[str]:
