@@ -169,6 +169,41 @@ def test_draft_kv_equals_that_of_a_fresh_prefill(target, name):
         torch.testing.assert_close(mine[:, rows], other[:, rows], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("variant", ["pruned", "marginal"])
+def test_sampled_tokens_follow_the_target(target, variant):
+    """The second token's frequencies against its exact probabilities, by a chi-square bound."""
+    prompt, temperature, draws = [77, 133, 51], 0.5, 120
+    drafter = dartree.drafter("domino_shift")
+    with torch.no_grad():
+        first = torch.softmax(target(torch.tensor([prompt])).logits[0, -1] / temperature, -1)
+        likely = first.topk(8).indices
+        follow = torch.tensor([[*prompt, token] for token in range(257)])
+        second = torch.softmax(target(follow).logits[:, -1] / temperature, -1)
+    expected = first @ second  # [257]
+    generator = torch.Generator().manual_seed(5)
+    options = DartreeOptions(variant=variant, budget=8, candidates=12, width=3)
+    counts = torch.zeros(257)
+    for _ in range(draws):
+        tokens = generate(
+            target,
+            drafter,
+            prompt,
+            2,
+            options=options,
+            temperature=temperature,
+            generator=generator,
+        ).tokens
+        counts[tokens[1]] += 1
+    common = expected * draws >= 5
+    assert common.any()
+    assert first[likely].sum() < 0.99, "a sure first token would test nothing"
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]]) * draws
+    statistic = ((observed - wanted).square() / wanted).sum()
+    freedom = len(wanted) - 1
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
 def test_mask_is_a_token_like_any_other(target):
     """A prompt may contain the mask token; the output is plain decoding's."""
     prompt = [5, 256, 9]
