@@ -22,7 +22,7 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.ngram_lookup
-	$(BIN)/python -m benchmarks.ngram_build --tokens 20e6
+	$(BIN)/python -m benchmarks.ngram_build
 	if nvidia-smi -L >/dev/null 2>&1; then PYTHON=$(BIN)/python benchmarks/h200.sh; fi
 
 install: $(STAMP)
