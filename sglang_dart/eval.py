@@ -132,7 +132,8 @@ def evaluate(
         raise ValueError("--drafter scripted is for --exactness with --algorithm DART")
     if slots and (url or exactness):
         raise ValueError("--slots is for accept length, without --url: it reads the drafter")
-    both, speculating = split_flags(context.args)
+    flags = ["--dtype", dtype, *context.args]
+    both, speculating = split_flags(flags)
     described = parse_arms(arm, []) if arm else [Arm(ARM, algorithm, drafter, url=url.rstrip("/"))]
     arms = [
         one if one.algorithm == PLAIN else dataclasses.replace(one, own=(*one.own, *speculating))
@@ -152,7 +153,7 @@ def evaluate(
         **{"limit": limit, "seed": seed, "new_tokens": new_tokens, "concurrency": concurrency},
         **({"first_turns": True} if first_turns else {}),
         **({"arms": [one.record() for one in arms]} if arm else {}),
-        "flags": ["--dtype", dtype, *context.args],
+        "flags": flags,
         # Recorded, since it changes the trees; the servers read it.
         "dart_config": os.environ.get(ENVIRONMENT, ""),
         "chat_template": _digest(tokenizer.chat_template),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,30 @@ def test_each_turn_follows_the_models_own_answers(
     # Again: everything is there.
     assert run_tool(tool.app, "eval", words) == 0
     assert len(heard.prompts) == 3
+
+
+def test_arms_are_served_with_all_flags(
+    heard: SimpleNamespace, conversation: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    started = []
+
+    @contextmanager
+    def serving(arm: Arm, model: str, shared: Sequence[str]) -> Iterator[str]:
+        started.append((arm.name, model, *shared, *arm.flags))
+        yield heard.url
+
+    monkeypatch.setattr(Arm, "serving", serving)
+    words = ["--model", "m", "--data", str(conversation), "--dtype", "bfloat16"]
+    words += ["--arm", "one:DART=a", "--arm", "plain", "--out", str(tmp_path / "raw.jsonl")]
+    assert (
+        run_tool(tool.app, "eval", [*words, "--", "--page-size", "16", "--speculative-x", "3"]) == 0
+    )
+    shared = ("m", "--dtype", "bfloat16", "--page-size", "16")
+    dart = ("--speculative-algorithm", "DART", "--speculative-draft-model-path", "a")
+    assert started == [("one", *shared, *dart, "--speculative-x", "3"), ("plain", *shared)]
+    assert len(heard.prompts) == 6
+    lengths = json.loads(capsys.readouterr().out.splitlines()[-1])["accept_length"]
+    assert set(lengths) == {"one", "plain"}
 
 
 def test_first_turns_alone(heard: SimpleNamespace, conversation: Path, tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def check_parity(
     taps = dart_taps if algorithm == "DART" else read_dflash_config(str(head)).taps
     target = FrozenTarget.load(model, taps, dtype=dtype, device=device)
     method = load_method(algorithm, str(head), None)
-    budget = method.budget if device == "cuda" else _CPU_BUDGET
+    # A tree has room for the deepest path.
+    budget = method.budget if device == "cuda" else max(_CPU_BUDGET, method.levels)
     assert isinstance(method.options, DartOptions | DartreeOptions)
     # The server must not cut a tree that the reference verifies whole.
     options = dataclasses.replace(method.options, budget=budget, cpu_rows=budget + 1, ngram=None)
