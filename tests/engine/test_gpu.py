@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sglang_dart.options import ENVIRONMENT
+from sglang_dart.train.export import write_untrained_domino_drafter
 from tests.engine.conftest import engine, greedy
 from tests.engine.gpu_target import VOCABULARY, write_target
 
@@ -41,6 +43,8 @@ SETUPS = {
     "fa3 page 64": {"attention_backend": "fa3", "page_size": 64},
     "default, no graphs": {"disable_cuda_graph": True},
     "default, no overlap": {"disable_overlap_schedule": True},
+    # Grown on the GPU, where DART's trees are grown on the host.
+    "dartree": {"speculative_algorithm": "DARTREE"},
 }
 
 
@@ -133,3 +137,22 @@ def test_ids_are_those_of_plain_decoding(flags, target, drafter, texts, plain, r
     print(f"{flags}: accept length {mean:.2f}, near-ties {ties} of {len(lengths)}")
     # Near-ties send a text off the script, where nothing is accepted; most stay on it.
     assert mean > 3
+
+
+@pytest.mark.parametrize("variant", ["pruned", "fixed", "chain"])
+def test_a_causal_head_leaves_the_ids_alone(variant, target, texts, plain, tmp_path, monkeypatch):
+    """Random weights: hardly a draft is right, but every path goes through the head."""
+    write_untrained_domino_drafter(Path(target), tmp_path / "drafter")
+    monkeypatch.setenv(ENVIRONMENT, json.dumps({"variant": variant}))
+    speculative = {
+        "speculative_algorithm": "DARTREE",
+        "speculative_draft_model_path": str(tmp_path / "drafter"),
+    }
+    with engine(target, **FLAGS, **speculative) as running:
+        for index in ([3], [4, 5, 6], range(12)):
+            answers = running.generate(
+                input_ids=[texts[i] for i in index], sampling_params=greedy(NEW_TOKENS)
+            )
+            clear, _ = clear_differences(answers, plain, index)
+            assert clear == []
+        assert all(a["meta_info"]["spec_verify_ct"] > 0 for a in answers)
