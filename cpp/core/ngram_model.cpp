@@ -197,6 +197,13 @@ void NgramModel::search_all(const Range& range, std::span<const int32_t> tokens,
   }
 }
 
+void NgramModel::prefetch(const Range& range) const {
+  const int32_t* top = range.level->stride(range.top) + range.begin[range.top];
+  // 16 words at any place span two cache lines.
+  __builtin_prefetch(top);
+  __builtin_prefetch(top + kFanout);
+}
+
 uint32_t NgramModel::child(int level, uint32_t node, int32_t token) const {
   if (level == 0) return first_token(token);
   const auto [begin, end] = children(level, node);
@@ -245,6 +252,14 @@ void NgramModel::probability(const Context& context, std::span<const int32_t> ca
                              std::span<int32_t> matched_length) const {
   std::fill(probability.begin(), probability.end(), 0.0f);
   std::fill(matched_length.begin(), matched_length.end(), 0);
+  // Of each suffix by length: what is looked into first is asked for before any is searched.
+  std::array<std::pair<uint32_t, uint32_t>, kMaxOrder> range{};
+  for (int l = order() - 1; l >= 1; --l) {
+    if (context.node[l - 1] == kAbsent) continue;
+    range[l] = children(l, context.node[l - 1]);
+    if (range[l].first != range[l].second)
+      prefetch(Range(level_[l], range[l].first, range[l].second));
+  }
   for (size_t start = 0; start < candidates.size(); start += kBatch) {
     // Places and tokens of the candidates that no suffix has been seen with yet.
     std::array<uint32_t, kBatch> open;
@@ -256,11 +271,9 @@ void NgramModel::probability(const Context& context, std::span<const int32_t> ca
       token[j] = candidates[start + j];
     }
     for (int l = order() - 1; l >= 1 && left > 0; --l) {
-      const uint32_t node = context.node[l - 1];
-      if (node == kAbsent) continue;
-      const auto [begin, end] = children(l, node);
+      const auto [begin, end] = range[l];
       if (begin == end) continue;
-      const uint32_t seen = count(l, node);
+      const uint32_t seen = count(l, context.node[l - 1]);
       if (seen == 0) damaged("a node with children has the count 0");
       // Reciprocal first, then one product: a division would differ in the last bit.
       const float reciprocal = 1.0f / static_cast<float>(seen);

@@ -84,6 +84,7 @@ class NgramModel {
   uint32_t finish(const Range& range, const Probe& probe) const;
   uint32_t search(const Range& range, int32_t token) const;
   uint32_t first_token(int32_t token) const;
+  void prefetch(const Range& range) const;
   void search_all(const Range& range, std::span<const int32_t> tokens, uint32_t* found) const;
   uint32_t large_count(uint32_t node) const;
   [[noreturn]] void damaged(const char* what) const;
