@@ -237,9 +237,13 @@ def target(golden: Path, tmp_path: Path) -> str:
     return str(folder)
 
 
+# Trees of one width, which a CPU would narrow by how fast its rounds are.
+WIDE = """SGLANG_DART_CONFIG='{"cpu_rows": 64}'"""
+
+
 @pytest.mark.server
 def test_a_sweep_of_a_real_server(target, golden, data, tmp_path: Path, capsys) -> None:
-    words = ["--arm", f"DART={golden / 'dart/head'}", "--model", target, *data]
+    words = ["--arm", f"DART={golden / 'dart/head'} {WIDE}", "--model", target, *data]
     words += ["--concurrency", "1", "--repeats", "1", "--new-tokens", "24"]
     words += ["--out", str(tmp_path / "raw.jsonl")]
     assert run_tool(tool.app, "sweep", [*words, "--", "--max-total-tokens", "2048"]) == 0
@@ -258,7 +262,7 @@ def test_a_sweep_of_a_real_server(target, golden, data, tmp_path: Path, capsys) 
 def test_rounds_of_a_tiny_shape(golden: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(tool, "cache_dir", lambda: tmp_path)
     words = ["--shapes", str(golden / "dart/target/config.json"), "--arm", "plain"]
-    words += ["--arm", "DART --speculative-num-draft-tokens 12", "--accept-length", "3.5"]
+    words += ["--arm", f"DART {WIDE} --speculative-num-draft-tokens 12", "--accept-length", "3.5"]
     words += ["--concurrency", "1", "--repeats", "1", "--prompt-tokens", "20", "--rounds", "24"]
     words += ["--out", str(tmp_path / "raw.jsonl")]
     assert run_tool(tool.app, "sweep", [*words, "--", "--dtype", "float32"]) == 0
