@@ -4,6 +4,9 @@
 #   examples/train_smollm2.sh [--stages data,ngram,dart,domino,eval] [--tokens 40000000]
 #       [--data-minutes 8] [--ngram-minutes 3] [--dart-minutes 8] [--domino-minutes 9]
 #       [--eval-minutes 8] [--sets QUESTIONS.jsonl]... [--exclude QUESTIONS.jsonl]...
+# Stages joined by + run at the same time, each with a log in RUN: a training step of so small a
+# target leaves the GPU idle between kernels, and the n-gram model needs none. For example:
+#   examples/train_smollm2.sh --stages data,ngram+dart+domino,eval --sets QUESTIONS.jsonl
 # --sets: measured by stage eval (first turns) and kept out of the data; --exclude: only kept out.
 # TARGET names the target's folder (by default the demo's), RUN the folder for everything made.
 # DATA_FLAGS, DART_FLAGS, DOMINO_FLAGS and EVAL_FLAGS are added to a stage's command; SERVER_FLAGS
@@ -15,6 +18,7 @@ RUN=${RUN:-runs/smollm2-135m}
 stages=data,ngram,dart,domino,eval tokens=40000000 exclude=() sets=()
 declare -A minutes=([data]=8 [ngram]=3 [dart]=8 [domino]=9 [eval]=8)
 while (($#)); do
+  [[ $# -ge 2 ]] || { echo "error: $1 needs a value" >&2 && exit 2; }
   case $1 in
     --stages) stages=$2 ;;
     --tokens) tokens=$2 ;;
@@ -24,15 +28,14 @@ while (($#)); do
     --exclude) exclude+=(--exclude "$2") ;;
     *) echo "error: unknown option $1" >&2 && exit 2 ;;
   esac
-  [[ $# -ge 2 ]] || { echo "error: $1 needs a value" >&2 && exit 2; }
   shift 2
 done
 if [[ -z ${TARGET:-} ]]; then
   TARGET=$HOME/.cache/sglang-dart/models/smollm2-135m-instruct
   "$PYTHON" -c 'from sglang_dart.demo_target import prepare_target; prepare_target()'
 fi
-# FlashInfer would first compile for minutes.
-read -ra server <<<"${SERVER_FLAGS---attention-backend triton}"
+# FlashInfer would first compile for minutes; the memory is shared with what else runs.
+read -ra server <<<"${SERVER_FLAGS---attention-backend triton --mem-fraction-static 0.3}"
 mkdir -p "$RUN"
 
 data() {
@@ -92,16 +95,38 @@ evaluate() {
     -- "${server[@]}"
 }
 
-failed=()
-for stage in ${stages//,/ }; do
-  began=$SECONDS
-  # A gate that fails must not cost the stages after it.
-  case $stage in
-    data | ngram | dart | domino) "$stage" || failed+=("$stage") ;;
-    eval) evaluate || failed+=(eval) ;;
-    *) echo "error: no stage $stage" >&2 && exit 2 ;;
+run() {
+  local began=$SECONDS code=0
+  case $1 in
+    data | ngram | dart | domino) "$1" || code=$? ;;
+    eval) evaluate || code=$? ;;
   esac
-  echo "stage $stage: $((SECONDS - began)) s" >&2
+  echo "stage $1: $((SECONDS - began)) s" >&2
+  return "$code"
+}
+
+for stage in ${stages//[,+]/ }; do
+  [[ $stage =~ ^(data|ngram|dart|domino|eval)$ ]] ||
+    { echo "error: no stage $stage" >&2 && exit 2; }
+done
+failed=()
+# Stages in the background do not hear Ctrl-C.
+trap 'trap - INT TERM; kill 0' INT TERM
+for group in ${stages//,/ }; do
+  # A gate that fails must not cost the stages after it.
+  if [[ $group != *+* ]]; then
+    run "$group" || failed+=("$group")
+    continue
+  fi
+  declare -A started=()
+  for stage in ${group//+/ }; do
+    run "$stage" >"$RUN/$stage.log" 2>&1 &
+    started[$stage]=$!
+  done
+  for stage in "${!started[@]}"; do
+    wait "${started[$stage]}" || failed+=("$stage")
+    tail -n 2 "$RUN/$stage.log"
+  done
 done
 if ((${#failed[@]})); then
   echo "error: failed: ${failed[*]}" >&2 && exit 1
