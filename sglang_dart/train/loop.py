@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from sglang_dart.train.capture import FrozenTarget
+from sglang_dart.train.capture import Capture, FrozenTarget
 from sglang_dart.train.corpus import Corpus, batch_stream, collate, epoch_batches
 from sglang_dart.train.method import Batch, Method
 from sglang_dart.train.record import Log, Scores, Tally
@@ -114,13 +114,14 @@ class Loop:
         levels, device = self.method.levels, self.accelerator.device
         log = Log(self.folder / "log.csv", levels, self.progress.step) if self._main else None
         tally, scores = Tally(levels, device), None
-        batches = self._batches()
+        work = self._work()
         began = time.monotonic() - self.progress.seconds
+        coming = next(work)
         while (done := self._done(began)) < 1:
             lr = self._set_lr(done)
             self.method.schedule(done)
-            batch = next(batches)
-            norm = self._step(batch, tally)
+            batch, capture = coming
+            coming, norm = self._step(batch, capture, tally, work)
             self.progress.step += 1
             self.progress.tokens += batch.ids.numel() * self.accelerator.num_processes
             self.progress.seconds = time.monotonic() - began
@@ -183,17 +184,28 @@ class Loop:
             group["lr"] = lr
         return lr
 
-    def _step(self, batch: Batch, tally: Tally) -> float:
-        batch = batch.to(self.accelerator.device)
-        found = self.model(batch, self.target.capture(batch.ids))
+    def _work(self) -> Iterator[tuple[Batch, Capture]]:
+        """Batches on the device, and what the target makes of them."""
+        for batch in self._batches():
+            batch = batch.to(self.accelerator.device)
+            yield batch, self.target.capture(batch.ids)
+
+    def _step(
+        self, batch: Batch, capture: Capture, tally: Tally, work: Iterator[tuple[Batch, Capture]]
+    ) -> tuple[tuple[Batch, Capture], float]:
+        """Change the weights by one batch. Gives the next batch's work and the gradient's norm."""
+        found = self.model(batch, capture)
         self.accelerator.backward(found.loss)
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        gradient = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        # The target's weights do not change: a GPU is busy with its next pass while we wait.
+        coming = next(work)
+        norm = float(gradient)
         if not math.isfinite(norm):
             raise RuntimeError(self._describe_failure(batch, float(found.loss.detach()), norm))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tally.add(found, batch.rows, batch.ids.numel())
-        return norm
+        return coming, norm
 
     @torch.no_grad()
     def _describe_failure(self, batch: Batch, loss: float, norm: float) -> str:

@@ -49,14 +49,14 @@ class Tally:
         self._hit[0].index_add_(0, rows.level, correct.long())
         self._hit[1].index_add_(0, rows.level, torch.ones_like(rows.level))
         # A prefix has all levels if its deepest row exists.
-        full = rows.prefix[rows.level == self.levels - 1]
+        grid = torch.zeros(places, self.levels, dtype=torch.int64, device=correct.device)
+        full = grid.index_put((rows.prefix, rows.level), torch.ones_like(rows.level))[:, -1]
         self._corrected = distilled.base_correct is not None
         for which, hits in enumerate((correct, distilled.base_correct)):
             if hits is not None:
-                grid = torch.zeros(places, self.levels, dtype=torch.int64, device=hits.device)
-                grid[rows.prefix, rows.level] = hits.long()
-                self._chain[which] += grid[full].cumprod(1).sum() + len(full)
-        self._chain[2] += len(full)
+                accepted = grid.index_put((rows.prefix, rows.level), hits.long()).cumprod(1).sum(1)
+                self._chain[which] += ((accepted + 1) * full).sum()
+        self._chain[2] += full.sum()
 
     def hits(self) -> tuple[list[int], list[int]]:
         """Rows that were right, and all rows, by level."""
