@@ -115,8 +115,8 @@ class Loop:
         log = Log(self.folder / "log.csv", levels, self.progress.step) if self._main else None
         tally, scores = Tally(levels, device), None
         work = self._work()
-        began = time.monotonic() - self.progress.seconds
         coming = next(work)
+        began = time.monotonic() - self.progress.seconds
         while (done := self._done(began)) < 1:
             lr = self._set_lr(done)
             self.method.schedule(done)
