@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_dart.draft.dflash import DFlashDrafter
 from sglang_dart.draft.domino import DominoDrafter
@@ -123,6 +124,33 @@ def test_loss_is_the_weighted_mix_of_cross_entropies(
     for name, parameter in method.named_parameters():
         torch.testing.assert_close(gradient[name], parameter.grad, atol=1e-5, rtol=1e-3)
         assert parameter.grad.any(), name
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest result of any operator has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for result in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(result, torch.Tensor):
+                self.numbers = max(self.numbers, result.numel())
+        return found
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_no_tensor_holds_the_logits_of_all_rows(
+    taught: bool, block_target: FrozenTarget, make_block_method: Callable, make_batch: Callable
+) -> None:
+    method = make_block_method("domino", anchors=20, chunk=4, taught=taught, base_until=1.0)
+    method.schedule(0.5)
+    batch, _ = make_batch(method)
+    capture = block_target.capture(batch.ids)
+    with Largest() as largest:
+        method(batch, capture).loss.backward()
+    # What is left are queries of all blocks and the correction's matrix.
+    assert largest.numbers < 0.5 * len(batch.rows.prefix) * 264
 
 
 def test_base_part_falls_from_one_to_zero(make_block_method: Callable) -> None:
