@@ -37,6 +37,10 @@ TOOLS = {
         "sglang_dart.sweep",
         "Measure throughput and latency of several algorithms side by side.",
     ),
+    "trace": (
+        "sglang_dart.trace",
+        "Show a generation round by round, every tree with what was accepted, as one HTML page.",
+    ),
 }
 # Whatever base class of usage errors this typer has, its own click or the click package.
 _UsageError: Any = typer.BadParameter.__base__
