@@ -56,6 +56,15 @@ def test_frontend(server: Server) -> None:
     assert shown.count("user: Note: ") == 3
 
 
+def test_dartree() -> None:
+    """The other launcher; the demo's drafter for it may be untrained."""
+    target, _ = prepare_models("DARTREE")
+    launcher = ("bash", str(EXAMPLES / "serve_dartree.sh"))
+    environment = {"PYTHON": sys.executable, "VARIANT": "fixed"}
+    with serve(target, ("--max-total-tokens", "20000"), launcher=launcher, env=environment) as it:
+        assert "Paris" in run("chat.py", "--url", it.url, "--max-tokens", "16")
+
+
 def test_offline() -> None:
     shown = run("offline.py", "--max-new-tokens", "12")
     assert "Paris" in shown
