@@ -12,13 +12,14 @@ import typer
 from rich.console import Console
 
 from sglang_dart import _core
-from sglang_dart.algorithms import NAMES, Method, Target, load_method
+from sglang_dart.algorithms import NAMES, Method, Target, dartree_variant, load_method
 from sglang_dart.cli import emit, run_tool
 from sglang_dart.demo import PROMPTS, prepare_models
+from sglang_dart.draft.domino import DominoDrafter
 from sglang_dart.draft.drafter import Drafter
 from sglang_dart.measure.datasets import encode_chat, load_tokenizer
 from sglang_dart.ngram_model import open_ngram, vocabulary_of
-from sglang_dart.options import DartOptions
+from sglang_dart.options import DartreeOptions
 from sglang_dart.reference import generate
 from sglang_dart.trace_page.labels import TokenizerText
 from sglang_dart.trace_page.page import render
@@ -94,14 +95,9 @@ def trace(
         "algorithm": algorithm,
         "target": source,
         "drafter": chosen.source + ("" if chosen.trained else " (untrained)"),
-        "budget": f"{options.budget or method.budget} nodes",
-        "candidates": f"{options.candidates} a level",
+        **described(method, loaded),
+        "temperature": f"{temperature:g}" + (f", seed {seed}" if temperature else ""),
     }
-    if not isinstance(options, DartOptions):
-        settings["variant"] = options.variant or "by the drafter"
-    if options.ngram is not None:
-        settings["n-gram model"] = options.ngram
-    settings["temperature"] = f"{temperature:g}" + (f", seed {seed}" if temperature else "")
     text = TokenizerText(tokenizer)
     page = render(view(generation, ids, text, settings))
     out.write_text(page, encoding="utf-8")
@@ -133,7 +129,7 @@ def load_pair(source: str, method: Method, tokenizer: Any) -> tuple[Any, Drafter
     config = target.config
     sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     method.check_target(layers=config.num_hidden_layers, **sizes)
-    described = Target(
+    known = Target(
         layers=config.num_hidden_layers,
         **sizes,
         embed=target.get_input_embeddings(),
@@ -142,7 +138,19 @@ def load_pair(source: str, method: Method, tokenizer: Any) -> tuple[Any, Drafter
         lm_head=target.get_output_embeddings(),
         token_id=lambda text: tokenizer.get_vocab().get(text),
     )
-    return target, method.load_drafter(described)
+    return target, method.load_drafter(known)
+
+
+def described(method: Method, drafter: Drafter) -> dict[str, str]:
+    """How the trees are made, for the header of the page."""
+    options, said = method.options, {}
+    budget = options.budget or method.budget
+    if isinstance(options, DartreeOptions):
+        variant = dartree_variant(options, causal=isinstance(drafter, DominoDrafter))
+        budget = drafter.levels if variant == "chain" else budget
+        said["variant"] = str(variant)
+    said |= {"budget": f"{budget} nodes", "candidates": f"{options.candidates} a level"}
+    return said if options.ngram is None else said | {"n-gram model": options.ngram}
 
 
 def end_tokens(target: Any, tokenizer: Any) -> Sequence[int]:

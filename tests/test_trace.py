@@ -22,11 +22,12 @@ from sglang_dart import cli
 from sglang_dart.draft.scripted import Script
 from sglang_dart.measure.datasets import encode_chat
 from sglang_dart.options import DartOptions, DartreeOptions
-from sglang_dart.reference import Generation, generate
+from sglang_dart.reference import Generation, Round, generate
 from sglang_dart.trace_page.labels import TokenizerText, columns, shortened, visible
 from sglang_dart.trace_page.layout import GUTTER, Drawing, draw, line, rows
 from sglang_dart.trace_page.page import render
 from sglang_dart.trace_page.view import view
+from sglang_dart.types import Candidates, Tree
 from tests import dartree
 from tests.browser import PROGRAMS, Browser, find_browser
 
@@ -257,9 +258,9 @@ def generations(golden_drafter) -> dict[str, tuple[list[int], Generation]]:
 RUNS = ("DART", *(f"DARTREE {variant}" for variant in ("pruned", "fixed", "chain", "marginal")))
 
 
-def page_of(prompt: list[int], generation: Generation, hostile: int = -1) -> str:
-    settings = {"algorithm": "DART", "target": HOSTILE if hostile >= 0 else "target"}
-    return render(view(generation, prompt, Words(hostile), settings))
+def page_of(prompt: list[int], generation: Generation, words: Words | None = None) -> str:
+    settings = {"algorithm": "DART", "target": "target" if words is None else HOSTILE}
+    return render(view(generation, prompt, words or Words(), settings))
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -333,7 +334,7 @@ def test_an_answer_of_one_token_has_no_round(generations) -> None:
 def test_hostile_tokens_are_text(generations, run: str) -> None:
     prompt, generation = generations[run]
     hostile = generation.rounds[0].token[0]
-    text = page_of(prompt, generation, hostile)
+    text = page_of(prompt, generation, Words(hostile))
     assert HOSTILE not in text
     assert HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in text
     scripts = [tag for tag, _ in Page(text).tags if tag == "script"]
@@ -438,11 +439,43 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(params=["DART", "DARTREE pruned"])
+class LongWords(Words):
+    """Labels as wide as they get, wide characters among them."""
+
+    def label(self, token: int) -> str:
+        return ("Donaudampfschifffahrt", "東京特許許可局局長", "iiiiiiiiiiiiiiii", " ")[token % 4]
+
+
+def deep_generation() -> Generation:
+    """Three rounds of 64 nodes, 16 levels deep, of which 0, 9 and 16 are accepted."""
+    levels, rounds = 16, []
+    for accepted in (0, 9, 16):
+        # A spine of 16 nodes, and three more children at each of its places.
+        parent = [-1, *range(levels), *(node for node in range(levels) for _ in range(3))]
+        depth = [0]
+        for above in parent[1:]:
+            depth.append(depth[above] + 1)
+        tree = Tree(
+            torch.arange(len(parent))[None],
+            torch.tensor([parent], dtype=torch.int32),
+            torch.tensor([depth], dtype=torch.int32),
+            -torch.arange(len(parent)).float()[None] / 4,
+        )
+        token = torch.arange(4).expand(1, levels, 4)
+        candidates = Candidates(token, -torch.ones(1, levels, 4))
+        path = list(range(accepted + 1))
+        rounds.append(Round(candidates, tree, path, [*path[1:], 0]))
+    return Generation([0, *(token for r in rounds for token in r.token)], rounds)
+
+
+@pytest.fixture(params=["DART", "DARTREE pruned", "deep"])
 def page(request: pytest.FixtureRequest, generations, tmp_path: Path) -> tuple[Path, Generation]:
-    prompt, generation = generations[request.param]
     path = tmp_path / "page.html"
-    path.write_text(page_of(prompt, generation), encoding="utf-8")
+    if request.param == "deep":
+        prompt, generation, words = [1], deep_generation(), LongWords()
+    else:
+        (prompt, generation), words = generations[request.param], Words()
+    path.write_text(page_of(prompt, generation, words), encoding="utf-8")
     return path, generation
 
 
@@ -451,6 +484,8 @@ MEASURE = """(() => {
   const shown = [...document.querySelectorAll(".round")].filter((r) => r.checkVisibility());
   const nodes = [...shown[0].querySelectorAll(".node")];
   const svg = shown[0].querySelector("svg").getBoundingClientRect();
+  const tree = shown[0].querySelector(".tree").getBoundingClientRect();
+  const own = shown[0].querySelector(".node.target rect").getBoundingClientRect();
   const spill = (a, b) => Math.max(b.left - a.left, a.right - b.right, b.top - a.top,
     a.bottom - b.bottom);
   return {
@@ -463,6 +498,7 @@ MEASURE = """(() => {
       n.querySelector("rect").getBoundingClientRect()))),
     box_spill: Math.max(...nodes.map((n) => spill(
       n.querySelector("rect").getBoundingClientRect(), svg))),
+    own_in_sight: own.left >= tree.left && own.right <= tree.right,
     font: Math.min(...nodes.map((n) => parseFloat(getComputedStyle(
       n.querySelector("text")).fontSize))),
     sideways: document.documentElement.scrollWidth - innerWidth,
@@ -476,15 +512,19 @@ MEASURE = """(() => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_shows_every_label(browser, page, size, scheme) -> None:
     path, generation = page
-    browser.open(path, *size, scheme=scheme)
+    lengths = [len(r.path) for r in generation.rounds]
+    # The round of the longest run, whose end is the farthest to the right.
+    number = lengths.index(max(lengths)) + 1
+    browser.open(path, *size, scheme=scheme, fragment=f"round-{number}")
     found = browser.evaluate(MEASURE)
-    drafted = int((generation.rounds[0].tree.parent[0] >= 0).sum())
+    drafted = int((generation.rounds[number - 1].tree.parent[0] >= 0).sum())
     assert found["nodes"] == drafted + 2
-    assert (found["rounds"], found["first"]) == (1, "Round 1")
+    assert (found["rounds"], found["first"]) == (1, f"Round {number}")
     assert found["label_spill"] <= 0
     assert found["box_spill"] <= 0
     assert found["font"] >= 12
     assert found["sideways"] <= 0
+    assert found["own_in_sight"]
     # Nothing but the page was asked for, and its policy let its own script and style through.
     assert browser.requested == [path.as_uri()]
     assert browser.complaints == []
@@ -537,8 +577,10 @@ def test_browser_steps_through_rounds(browser, page) -> None:
     browser.open(path, 1280, 900, fragment="round-2")
     assert place()[0] == "Round 2"
     assert browser.evaluate("scrollY") == 0
-    browser.evaluate("document.getElementById('all').click()")
-    assert browser.evaluate(MEASURE)["rounds"] == count
+    for shown in (count, 1):
+        browser.evaluate("document.getElementById('all').click()")
+        assert browser.evaluate(MEASURE)["rounds"] == shown
+        assert browser.evaluate("document.getElementById('all').checkVisibility()")
 
 
 @pytest.mark.browser

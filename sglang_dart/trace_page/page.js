@@ -17,8 +17,6 @@ function show(index, scroll) {
   back.disabled = current === 0;
   on.disabled = current === rounds.length - 1;
   const round = rounds[current];
-  const text = round.querySelector(".text");
-  text.scrollTop = text.scrollHeight;
   // In a narrow window, begin where the round stopped if that is out of sight.
   const tree = round.querySelector(".tree");
   const stop = round.querySelector(".node.target").getBBox();
@@ -29,7 +27,7 @@ function show(index, scroll) {
     box.scrollTop = top - box.clientHeight / 2;
   }
   if (scroll && !document.documentElement.classList.contains("steps")) {
-    round.scrollIntoView({ block: "center" });
+    round.scrollIntoView({ block: "start" });
   }
   history.replaceState(null, "", `#round-${current + 1}`);
 }
@@ -41,7 +39,7 @@ function fromHash(scroll) {
 
 if (rounds.length) {
   const page = document.documentElement;
-  page.classList.add("steps");
+  page.classList.add("scripted", "steps");
   // The one round on show needs no scrolling to, and a browser would.
   rounds.forEach((round) => round.removeAttribute("id"));
   fromHash(false);

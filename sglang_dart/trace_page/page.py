@@ -7,10 +7,10 @@ import hashlib
 
 import jinja2
 
-from sglang_dart.trace_page.view import TraceView
+from sglang_dart.trace_page.view import TraceView, tint
 
 # Scores shown as colours in the legend.
-LEGEND = (0.0, -1.0, -3.0, -8.0, -20.0)
+LEGEND = (0, -1, -3, -8, -20)
 
 
 def render(trace: TraceView) -> str:
@@ -26,5 +26,8 @@ def render(trace: TraceView) -> str:
     script = environment.get_template("page.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
-        trace=trace, legend=LEGEND, script=script, script_digest=digest
+        trace=trace,
+        legend=[{"score": score, "tint": tint(score)} for score in LEGEND],
+        script=script,
+        script_digest=digest,
     )

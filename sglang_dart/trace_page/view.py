@@ -110,7 +110,9 @@ def view(
         shown = [Piece(ROOT, pieces[at - 1])]
         shown += [Piece(k, p) for k, p in zip(kinds, pieces[at:], strict=False)]
         before = ask + "".join(pieces[: at - 1])
-        views.append(_round(number, r, before[-TEXT_BEFORE:], shown, text))
+        if len(before) > TEXT_BEFORE:
+            before = "…" + before[-TEXT_BEFORE:]
+        views.append(_round(number, r, before, shown, text))
         at += len(r.token)
     return TraceView(
         ask,
@@ -121,6 +123,11 @@ def view(
         [accepted[depth] for depth in range(levels + 1)],
         settings,
     )
+
+
+def tint(score: float) -> int:
+    """The colour of a score, from 100 for a score of 0 towards 0 for the worst."""
+    return round(100 / (1 - min(0.0, score) / HALF_TINT))
 
 
 def _round(number: int, r: Round, before: str, pieces: list[Piece], text: TokenText) -> RoundView:
@@ -143,7 +150,7 @@ def _round(number: int, r: Round, before: str, pieces: list[Piece], text: TokenT
     details = [_detail(r, node, words[node]) for node in used]
     details.append(f"{_quoted(words[own])}, id {r.token[-1]}\nthe target's own token, committed")
     nodes = [
-        Node(kind, label, detail, box, _tint(score[node]) if node < own else 0, node == last)
+        Node(kind, label, detail, box, tint(score[node]) if node < own else 0, node == last)
         for node, (kind, label, detail, box) in enumerate(
             zip(kinds, labels, details, drawing.box, strict=True)
         )
@@ -205,10 +212,6 @@ def _stopped(r: Round, offered: list[str], own: str) -> str:
 
 def _quoted(word: str) -> str:
     return f"\u201c{shortened(visible(word), 60)}\u201d"
-
-
-def _tint(score: float) -> int:
-    return round(100 / (1 - min(0.0, score) / HALF_TINT))
 
 
 def _thickness(step: float) -> float:
