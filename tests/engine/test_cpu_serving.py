@@ -28,7 +28,7 @@ PENALTIES = {
 }
 SAMPLED = {
     "temperature": {"temperature": 1.0, "top_k": 4},
-    "top_p": {"temperature": 0.5, "top_p": 0.2},
+    "top_p": {"temperature": 1.0, "top_p": 0.4},
     "top_k, top_p, min_p": {"temperature": 0.6, "top_k": 6, "top_p": 0.6, "min_p": 0.3},
 }
 TEXT = prompts(16)[9]
