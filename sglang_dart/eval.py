@@ -278,12 +278,16 @@ def _accept(questions: Sequence[Question], tokenizer: Any, url: str, arm: str, l
 
 
 def _score(questions: Sequence[Question], tokenizer: Any, arms: Sequence[Arm], log: RawLog) -> None:
-    """Record how often each level of an arm's drafter is right along the arm's first answers."""
+    """Record how often each level of a drafter is right along its first arm's first answers."""
     from sglang_dart.train.score import level_hits
 
     settings, known = log.records[0], slot_hits(log)
+    drafters = {one.drafter: one for one in reversed(arms)}
     for one in arms:
-        if one.algorithm not in ("DART", "DARTREE") or one.name in known:
+        # With and without n-grams, a drafter's levels are the same.
+        if one.algorithm not in ("DART", "DARTREE") or one != drafters[one.drafter]:
+            continue
+        if one.name in known:
             continue
         Progress().say(f"{one.name}: scoring the drafter's levels")
         texts: dict[str, list[tuple[list[int], list[int]]]] = {}

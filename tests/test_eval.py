@@ -180,7 +180,8 @@ def test_arms_are_reported_side_by_side(tmp_path: Path, capsys) -> None:
     assert lengths["with"]["a"]["accept_length_macro"] == 2
     assert result["slots"]["with"] == {"a": [0.75, 0], "b": [0.25, 0.5], "together": [0.5, 0.25]}
     assert "1.500 (1.500)" in shown
-    assert "75%" in shown
+    assert "75/0" in shown
+    assert "75/45/29/19/14/11" in shown
 
 
 @pytest.mark.parametrize(

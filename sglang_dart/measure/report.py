@@ -155,16 +155,13 @@ def _acceptance(group: Sequence[Record]) -> dict[str, Any]:
 
 
 def acceptance_table(summary: Mapping[str, Mapping[str, Any]], arm: str = "") -> Table:
-    """Show `acceptance_summary`; column "level l": share of rounds that accepted level l."""
+    """Show `acceptance_summary`; last, the share of rounds that accepted each level."""
     title = "Accept length τ: tokens committed per round, bonus token included"
     table = Table(title=f"{arm}: {title}" if arm else title)
     for heading in ("set", "answers", "tokens", "rounds", "τ micro", "τ macro", "ms/token p50"):
         table.add_column(heading, justify="left" if heading == "set" else "right")
-    levels = max((len(row["reach"]) for row in summary.values()), default=0)
-    for level in range(levels):
-        table.add_column(f"level {level}", justify="right")
+    table.add_column("accepted by level, %")
     for name, row in summary.items():
-        reach = [f"{share:.1%}" for share in row["reach"]]
         table.add_row(
             name,
             str(row["answers"]),
@@ -173,10 +170,14 @@ def acceptance_table(summary: Mapping[str, Mapping[str, Any]], arm: str = "") ->
             _figure(row["accept_length_micro"]),
             _figure(row["accept_length_macro"]),
             _figure(row["tpot_ms_p50"]),
-            *reach,
-            *[""] * (levels - len(reach)),
+            percents(row["reach"]),
         )
     return table
+
+
+def percents(shares: Sequence[float]) -> str:
+    """Shares as "75/45/29"."""
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def mismatches(log: RawLog, arm: str) -> dict[tuple, Mismatch]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sglang_dart.measure.report import RawLog
+from sglang_dart.measure.report import RawLog, percents
 
 SLOTS = "slots"
 TOGETHER = "together"
@@ -48,22 +48,14 @@ def _shares(pairs: list[tuple[list[int], list[int]]]) -> list[float]:
 
 def slots_table(summary: Mapping[str, Mapping[str, list[float]]]) -> Table:
     """Show `slot_summary` beside the published figures."""
-    table = Table(title="Share of right drafts by level, after the true tokens")
-    levels = max(len(row) for sets in summary.values() for row in sets.values())
-    for heading in ("arm", "set"):
+    table = Table(title="Share of right drafts after the true tokens, by level, %")
+    for heading in ("arm", "set", "levels 0, 1, ..."):
         table.add_column(heading)
-    for level in range(levels):
-        table.add_column(str(level), justify="right")
     for arm, sets in summary.items():
         for name, row in sets.items():
-            table.add_row(arm, name, *_percent(row, levels))
-    table.add_row("DART's paper", "Qwen3-4B, humaneval", *_percent(PUBLISHED, levels), style="dim")
+            table.add_row(arm, name, percents(row))
+    table.add_row("DART's paper", "humaneval", percents(PUBLISHED), style="dim")
     return table
-
-
-def _percent(row: Any, levels: int) -> list[str]:
-    cells = [f"{share:.0%}" for share in row[:levels]]
-    return cells + [""] * (levels - len(cells))
 
 
 def lengths_table(summaries: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
