@@ -44,14 +44,17 @@ class TokenizerText:
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """A character made of several tokens comes with the last of them, the others are empty."""
-        pieces, shown = [], 0
+        pieces: list[str] = []
+        # tokens[begin:shown] stand before the next piece, so that a decode need not begin at 0.
+        begin = shown = 0
         for count in range(1, len(tokens) + 1):
-            text = self._decode([*self._anchor, *tokens[:count]])[self._start :]
+            text = self._decode([*self._anchor, *tokens[begin:count]])
             if text.endswith(_BROKEN) and count < len(tokens):
                 pieces.append("")
                 continue
-            pieces.append(text[shown:])
-            shown = len(text)
+            before = self._decode([*self._anchor, *tokens[begin:shown]])
+            pieces.append(text[len(before) :])
+            begin, shown = shown, count
         return pieces
 
     def _decode(self, tokens: Sequence[int]) -> str:

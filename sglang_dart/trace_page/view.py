@@ -178,12 +178,13 @@ def _detail(r: Round, node: int, word: str) -> str:
     score = float(tree.score[0, node])
     step = score - float(tree.score[0, parent])
     said.append(f"depth {depth}, score {score:.2f}, of which this step {step:.2f}")
-    known = (r.candidates.token[0, depth - 1] == token).nonzero()
-    if len(known):
-        rank = int(known[0])
+    ranks = _ranks(r, depth)
+    if token in ranks:
+        rank = ranks.index(token)
         share = math.exp(float(r.candidates.log_prob[0, depth - 1, rank]))
-        among = r.candidates.token.shape[2]
-        said.append(f"the drafter's candidate {rank + 1} of {among} here, probability {share:.2%}")
+        said.append(
+            f"the drafter's candidate {rank + 1} of {len(ranks)} here, probability {share:.2%}"
+        )
     said.append("accepted" if node in r.path else "not accepted")
     return "\n".join(said)
 
@@ -200,14 +201,19 @@ def _stopped(r: Round, offered: list[str], own: str) -> str:
         what = ", ".join(_quoted(word) for word in offered[:4])
         more = f" and {len(offered) - 4} more" if len(offered) > 4 else ""
         where = f"After depth {depth} the tree offered {what}{more}"
-    known = (r.candidates.token[0, depth] == r.token[-1]).nonzero()
-    among = int((r.candidates.log_prob[0, depth] > -math.inf).sum())
-    if not len(known):
-        rank = f"not among the drafter's {among} candidates at this depth"
+    ranks = _ranks(r, depth + 1)
+    if r.token[-1] not in ranks:
+        rank = f"not among the drafter's {len(ranks)} candidates at this depth"
     else:
-        rank = f"the drafter's candidate {int(known[0]) + 1} of {among} at this depth, not kept"
-        rank += " on this path"
+        place = ranks.index(r.token[-1]) + 1
+        rank = f"the drafter's candidate {place} of {len(ranks)} at this depth, not kept here"
     return f"{where}; {says}, {rank}."
+
+
+def _ranks(r: Round, depth: int) -> list[int]:
+    """The drafter's candidates for a depth, best first."""
+    token, log_prob = (c[0, depth - 1] for c in (r.candidates.token, r.candidates.log_prob))
+    return token[log_prob > -math.inf].tolist()
 
 
 def _quoted(word: str) -> str:
