@@ -177,7 +177,7 @@ def _detail(r: Round, node: int, word: str) -> str:
         return "\n".join([*said, "the root: the newest token before this round"])
     score = float(tree.score[0, node])
     step = score - float(tree.score[0, parent])
-    said.append(f"depth {depth}, score {score:.2f}, of which this step {step:.2f}")
+    said.append(f"depth {depth}, score {score:z.2f}, of which this step {step:z.2f}")
     ranks = _ranks(r, depth)
     if token in ranks:
         rank = ranks.index(token)
