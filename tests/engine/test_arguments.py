@@ -83,7 +83,7 @@ def shape(drafter, device="cuda", name="DART", **given):
 
 def test_defaults(drafter):
     assert shape(drafter) == (8, 61, 2)
-    assert shape(drafter, device="cpu") == (8, 16, 2)
+    assert shape(drafter, device="cpu") == (8, 32, 2)
 
 
 def test_what_the_user_gives_is_kept(drafter):
