@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
+from sglang_dart.train.export import write_untrained_domino_drafter
 from tests.engine.conftest import engine, greedy
 
 pytestmark = pytest.mark.server
@@ -83,7 +84,7 @@ def plain(small_target: str, draws: int) -> tuple[Counts, list[list[int]]]:
     return counts, [PROMPT + certain] + [[*PROMPT, *run, *certain] for run in common]
 
 
-@pytest.fixture(scope="module", params=["tree", "chain"])
+@pytest.fixture(scope="module", params=["tree", "chain", "causal head"])
 def speculative(
     request: pytest.FixtureRequest,
     plain: tuple[Counts, list[list[int]]],
@@ -92,33 +93,50 @@ def speculative(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Counts, float]:
     """Counts under speculation, and its accept length on sampled answers of 12 tokens."""
-    folder = tmp_path_factory.mktemp("script")
-    config = json.loads((Path(small_target) / "config.json").read_text())
-    config |= {
-        "architectures": ["ScriptedDrafter"],
-        "levels": 4,
-        "wrong_sibling": 0.3,
-        "dart_config": {"cpu_rows": 4096},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "script.json").write_text(json.dumps(plain[1]))
-    shape: dict[str, int] = {"speculative_num_draft_tokens": 16}
+    folder = tmp_path_factory.mktemp("drafter")
+    flags: dict[str, Any] = {"speculative_num_draft_tokens": 16}
+    if request.param == "causal head":
+        # Random weights: twelve of 32 tokens at the first level are often enough.
+        write_untrained_domino_drafter(Path(small_target), folder)
+        change_config(folder, dartree_config={"cpu_rows": 4096})
+        flags |= {"speculative_algorithm": "DARTREE", "speculative_num_steps": 2}
+    else:
+        write_script(folder, small_target, plain[1])
+        flags |= {"speculative_algorithm": "DART"}
     if request.param == "chain":
-        shape = {"speculative_eagle_topk": 1}
+        del flags["speculative_num_draft_tokens"]
+        flags |= {"speculative_eagle_topk": 1}
     with engine(
         small_target,
-        speculative_algorithm="DART",
         speculative_draft_model_path=str(folder),
         max_total_tokens=POOL,
         # Two samples must be independent, and engines of one seed are not.
         random_seed=1,
-        **shape,
+        **flags,
     ) as running:
         counts = draw(running, draws)
         params = {"max_new_tokens": 12, "temperature": 0.7, "top_k": 5, "ignore_eos": True}
         longer = running.generate(input_ids=[PROMPT] * AT_ONCE, sampling_params=params)
     lengths = [answer["meta_info"]["spec_accept_length"] for answer in longer]
     return counts, sum(lengths) / len(lengths)
+
+
+def write_script(folder: Path, small_target: str, texts: list[list[int]]) -> None:
+    """A drafter that replays texts, some tokens behind wrong elder siblings."""
+    (folder / "config.json").write_text((Path(small_target) / "config.json").read_text())
+    change_config(
+        folder,
+        architectures=["ScriptedDrafter"],
+        levels=4,
+        wrong_sibling=0.3,
+        dart_config={"cpu_rows": 4096},
+    )
+    (folder / "script.json").write_text(json.dumps(texts))
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
