@@ -73,10 +73,11 @@ def percentiles(values: Sequence[float], ranks: Sequence[float] = (50, 90, 99)) 
     return [float(value) for value in np.percentile(values, ranks)]
 
 
-# Logit gap up to which a difference counts as an arithmetic near-tie. Verifying several rows in
-# one matrix product rounds differently from one row: in 16 bits by a few units of the last place
-# of a logit in [16, 32), in float32 by what thirty layers add up to.
-TIE_TOLERANCE = {"float32": 1e-3, "float16": 2**-5, "bfloat16": 2**-2}
+# Logit gap up to which a difference counts as an arithmetic near-tie: verifying several rows in
+# one matrix product rounds differently from one row. Measured (benchmarks/near_ties.py) with
+# SmolLM2-135M on a CPU, 3024 positions, largest movement of a gap: float32 7.6e-5, bfloat16 0.50.
+# float16: the same as bfloat16, with 8 times finer steps, twice over.
+TIE_TOLERANCE = {"float32": 1e-4, "float16": 2**-5, "bfloat16": 0.51}
 
 
 @dataclass(frozen=True)
