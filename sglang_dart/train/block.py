@@ -78,10 +78,11 @@ class BlockRecipe:
     def taps(self, layers: int) -> Sequence[int]:
         """Those of the settings, or as many as the drafter has layers. Raises ValueError."""
         taps = self.settings.taps or default_taps(self.settings.layers, layers)
-        if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] < layers:
+        # A server hands a layer's output over when it enters the next one.
+        if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] < layers - 1:
             raise ValueError(
                 f"--taps {','.join(map(str, taps))}: must be ascending layers of the target, "
-                f"0 .. {layers - 1}"
+                f"0 .. {layers - 2}"
             )
         return taps
 

@@ -121,7 +121,8 @@ def test_block_drafter_is_published_and_passes_the_gate(
     ("words", "message"),
     [
         (["--taps", "1,x"], "--taps 1,x"),
-        (["--taps", "4,1"], "--taps 4,1: must be ascending layers of the target, 0 .. 7"),
+        (["--taps", "4,1"], "--taps 4,1: must be ascending layers of the target, 0 .. 6"),
+        (["--taps", "1,7"], "--taps 1,7: must be ascending layers of the target, 0 .. 6"),
         (["--labels", "soft"], "--labels soft: must be text or target"),
         (["--mask-token-id", "264"], "--mask-token-id 264"),
     ],
