@@ -97,3 +97,40 @@ class ContextKV:
             torch.cat([attention.gather(self.value[layer], slot), value], dim=1),
             attention.as_bias(mask, query.dtype),
         )
+
+
+class ContextKVHolder:
+    """The part of a drafter that owns its draft KV, which is made once the engine knows its slots.
+
+    `_dtype` and `_device` are those of the drafter's weights.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, *, like: torch.Tensor) -> None:
+        """`like`: a weight of the drafter, whose dtype and device the KV gets."""
+        self._dtype, self._device = like.dtype, like.device
+        self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
+        self._kv: ContextKV | None = None
+
+    def kv_bytes_per_slot(self) -> int:
+        """Bytes of draft KV for one token."""
+        return 2 * self._layers * self._kv_heads * self._head_dim * self._dtype.itemsize
+
+    def allocate(self, slots: int) -> None:
+        """Make draft KV for slots 0 .. slots - 1; slot 0 is a dummy."""
+        self._kv = ContextKV(
+            self._layers,
+            slots,
+            self._kv_heads,
+            self._head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    @property
+    def kv(self) -> ContextKV:
+        """The draft KV. Raises RuntimeError before `allocate`."""
+        if self._kv is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: call allocate(slots) before append or draft"
+            )
+        return self._kv

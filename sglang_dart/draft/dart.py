@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sglang_dart.draft.checkpoint import DartConfig, load_tensors
-from sglang_dart.draft.context_kv import ContextKV
+from sglang_dart.draft.context_kv import ContextKVHolder
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.draft.layers import MLP, Embed, RMSNorm, rope, rotate
 from sglang_dart.draft.topk import top_k
@@ -195,7 +195,7 @@ def _check_vocabulary(source: str, d2t: torch.Tensor, vocab_size: int) -> None:
         raise ValueError(f"{source}: d2t maps {twins} draft ids to a target id that is taken")
 
 
-class DartDrafter:
+class DartDrafter(ContextKVHolder):
     """Drafts M + 1 levels with one pass over M + 1 rows: the last real row and M mask rows."""
 
     reads_next_token = True
@@ -216,13 +216,13 @@ class DartDrafter:
         Raises ValueError if the target has too few layers.
         """
         config = head.config
+        super().__init__(1, config.num_key_value_heads, config.head_dim, like=head.fc.weight)
         self.head = head
         self.embed = embed
         self.final_norm_passes = final_norm_passes
         # Mask rows see only those before them, so the last ones can be left out.
         self.levels = min(levels or config.draft_length + 1, config.draft_length + 1)
         self.taps: tuple[int, ...] = dart_taps(target_layers)
-        self._dtype, self._device = head.fc.weight.dtype, head.fc.weight.device
         self._target_id = head.target_id()
         rows = torch.arange(self.levels, device=self._device)
         self._row = rows
@@ -231,31 +231,6 @@ class DartDrafter:
         joined, self._mask_residual = head.mask_row()
         self._mask_query = head.query(joined)
         self._mask_key, self._mask_value = head.key_value(joined)
-        self._kv: ContextKV | None = None
-
-    def kv_bytes_per_slot(self) -> int:
-        """Bytes of draft KV for one token."""
-        config = self.head.config
-        return 2 * config.num_key_value_heads * config.head_dim * self._dtype.itemsize
-
-    def allocate(self, slots: int) -> None:
-        """Make draft KV for slots 0 .. slots - 1; slot 0 is a dummy."""
-        config = self.head.config
-        self._kv = ContextKV(
-            1,
-            slots,
-            config.num_key_value_heads,
-            config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
-    @property
-    def kv(self) -> ContextKV:
-        """The draft KV. Raises RuntimeError before `allocate`."""
-        if self._kv is None:
-            raise RuntimeError("DartDrafter: call allocate(slots) before append or draft")
-        return self._kv
 
     @torch.no_grad()
     def append(self, rows: Rows) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sglang_dart.draft.checkpoint import load_tensors
-from sglang_dart.draft.context_kv import ContextKV
+from sglang_dart.draft.context_kv import ContextKVHolder
 from sglang_dart.draft.dflash_config import DFlashConfig
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.draft.layers import MLP, Embed, RMSNorm, rope, rotate
@@ -146,7 +146,7 @@ def load_dflash(
     return model
 
 
-class DFlashDrafter:
+class DFlashDrafter(ContextKVHolder):
     """Drafts with one pass over the root and its mask rows. Slot k predicts position s + k."""
 
     model: DFlashModel
@@ -168,6 +168,12 @@ class DFlashDrafter:
         levels: how many of the drafter's levels are wanted; None: all.
         """
         config = model.config
+        super().__init__(
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            like=model.fc.weight,
+        )
         self.model = model
         self.embed = embed
         self.lm_head = lm_head
@@ -179,39 +185,10 @@ class DFlashDrafter:
                 f"the drafter's config.json has no mask_token_id: set it to the id of the token "
                 f"{config.mask_token} in the target's vocabulary"
             )
-        self._dtype, self._device = model.fc.weight.dtype, model.fc.weight.device
         self._row = torch.arange(config.block_size, device=self._device)
         # The root's place comes first.
         self._block = torch.full_like(self._row, mask)
         self._all = torch.ones(len(self._row), len(self._row), dtype=torch.bool).to(self._device)
-        self._kv: ContextKV | None = None
-
-    def kv_bytes_per_slot(self) -> int:
-        """Bytes of draft KV for one token."""
-        config = self.model.config
-        row = config.num_key_value_heads * config.head_dim
-        return 2 * config.num_hidden_layers * row * self._dtype.itemsize
-
-    def allocate(self, slots: int) -> None:
-        """Make draft KV for slots 0 .. slots - 1; slot 0 is a dummy."""
-        config = self.model.config
-        self._kv = ContextKV(
-            config.num_hidden_layers,
-            slots,
-            config.num_key_value_heads,
-            config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
-    @property
-    def kv(self) -> ContextKV:
-        """The draft KV. Raises RuntimeError before `allocate`."""
-        if self._kv is None:
-            raise RuntimeError(
-                f"{type(self).__name__}: call allocate(slots) before append or draft"
-            )
-        return self._kv
 
     @torch.no_grad()
     def append(self, rows: Rows) -> None:
