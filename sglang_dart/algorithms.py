@@ -15,10 +15,10 @@ import torch
 from sglang_dart.draft import scripted
 from sglang_dart.draft.checkpoint import CONFIG, read_config, read_json, validate
 from sglang_dart.draft.dart import DartDrafter, check_target, dart_taps, load_head
-from sglang_dart.draft.dflash import DFlashDrafter, load_dflash
+from sglang_dart.draft.dflash import DFlashDrafter
 from sglang_dart.draft.dflash_config import DFlashConfig, read_dflash_config
 from sglang_dart.draft.dflash_config import check_target as check_dflash_target
-from sglang_dart.draft.domino import DominoDrafter, load_domino
+from sglang_dart.draft.domino import DominoDrafter, load_block_model
 from sglang_dart.draft.drafter import Drafter
 from sglang_dart.ngram_model import Vocabulary, find_file, open_ngram
 from sglang_dart.options import (
@@ -251,9 +251,11 @@ def _load_block_drafter(
     mask = config.mask_token_id
     if mask is None:
         mask = target.token_id(config.mask_token)
-    load: Callable[..., Any] = load_dflash if config.domino is None else load_domino
+    kind: Callable[..., DFlashDrafter]
     kind = DFlashDrafter if config.domino is None else DominoDrafter
-    model = load(source, config, revision=revision, dtype=target.dtype, device=target.device)
+    model = load_block_model(
+        source, config, revision=revision, dtype=target.dtype, device=target.device
+    )
     return kind(
         model, target.embed, target.lm_head, target.layers, mask_token_id=mask, levels=levels
     )

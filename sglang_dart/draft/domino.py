@@ -7,13 +7,13 @@ comes next. Source: arXiv 2605.29707 and its released weights' layout.
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sglang_dart.draft.dflash import DFlashDrafter, DFlashModel, load_weights
+from sglang_dart.draft.dflash import DFlashDrafter, DFlashModel, load_dflash, load_weights
 from sglang_dart.draft.dflash_config import DFlashConfig
 from sglang_dart.draft.drafter import Roots
 from sglang_dart.draft.layers import Embed
@@ -88,6 +88,12 @@ def load_domino(
         model = DominoModel(config)
     load_weights(model, source, revision=revision, dtype=dtype, device=device)
     return model
+
+
+def load_block_model(source: str, config: DFlashConfig, **options: Any) -> DFlashModel:
+    """Load either kind, as the config says; options as for `load_dflash` and `load_domino`."""
+    load = load_dflash if config.domino is None else load_domino
+    return load(source, config, **options)
 
 
 class DominoDrafter(DFlashDrafter):

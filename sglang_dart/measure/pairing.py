@@ -10,10 +10,9 @@ import torch
 from sglang_dart.algorithms import dartree_variant
 from sglang_dart.draft.checkpoint import CONFIG, DartConfig, read_config, read_json
 from sglang_dart.draft.dart import DartHead, check_target, dart_taps, load_head
-from sglang_dart.draft.dflash import load_dflash
 from sglang_dart.draft.dflash_config import NESTED, DFlashConfig, read_dflash_config
 from sglang_dart.draft.dflash_config import check_target as check_block_target
-from sglang_dart.draft.domino import load_domino
+from sglang_dart.draft.domino import load_block_model
 from sglang_dart.options import load_dart_options, load_dartree_options
 
 Line = tuple[Literal["good", "note", "wrong"], str]
@@ -112,9 +111,7 @@ def block_pairing(target: dict[str, Any], drafter: str) -> Iterator[Line]:
     yield from _same_text(target, config)
     yield from _block(config)
     try:
-        model = (
-            load_dflash(drafter, config) if config.domino is None else load_domino(drafter, config)
-        )
+        model = load_block_model(drafter, config)
     except ValueError as error:
         yield "wrong", str(error)
         return

@@ -9,9 +9,9 @@ import torch
 
 from sglang_dart.draft.checkpoint import read_config
 from sglang_dart.draft.dart import DartDrafter, dart_taps, load_head
-from sglang_dart.draft.dflash import DFlashDrafter, load_dflash
+from sglang_dart.draft.dflash import DFlashDrafter
 from sglang_dart.draft.dflash_config import read_dflash_config
-from sglang_dart.draft.domino import load_domino
+from sglang_dart.draft.domino import load_block_model
 from sglang_dart.draft.drafter import Drafter
 from sglang_dart.options import load_dart_options
 from sglang_dart.train.capture import FrozenTarget
@@ -76,9 +76,8 @@ def _load(
         return target, DartDrafter(head, target.embed, layers, final_norm_passes=passes)
     block = read_dflash_config(source)
     target = FrozenTarget.load(model, block.taps, dtype=dtype, device=device)
-    load = load_domino if block.domino else load_dflash
     return target, DFlashDrafter(
-        load(source, block, dtype=dtype, device=device),
+        load_block_model(source, block, dtype=dtype, device=device),
         target.embed,
         target.logits,
         target.config.num_hidden_layers,
