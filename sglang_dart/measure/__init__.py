@@ -1,0 +1,1 @@
+"""What the tools share: servers, clients, prompt sets, figures, reports."""

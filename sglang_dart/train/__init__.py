@@ -1,0 +1,1 @@
+"""The trainer: data from a target, drafters from data."""

@@ -1,0 +1,1 @@
+"""Candidates and a scorer → the tree that a round verifies."""

@@ -1,0 +1,1 @@
+"""The packed tree and the target's logits → the accepted run."""
