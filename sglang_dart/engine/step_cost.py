@@ -20,13 +20,15 @@ SECONDS = 10.0
 
 
 @torch.no_grad()
-def measure_linear(model: torch.nn.Module) -> Prior:
+def measure_linear(model: Any) -> Prior:
     """Time all linear layers of a model on the host for a few numbers of rows.
 
     They read every weight, so a step of few rows takes little else. Gives seconds by requests and
-    rows a request.
+    rows a request. An input embedding is looked up, so it counts only where it is the head too.
     """
-    products = [product for layer in model.modules() if (product := _product(layer))]
+    embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
+    layers = [layer for layer in model.modules() if layer is not embedding or layer is head]
+    products = [product for layer in layers if (product := _product(layer))]
     if not products:
         return lambda requests, width: 0.0
     _seconds(products, 1)  # packs weights, fills caches
