@@ -62,19 +62,23 @@ class ContextKV:
         Gives [bs, Q, heads, head_dim]. Scale 1/sqrt(head_dim), softmax in float32.
         """
         if slot_table.is_cuda:
-            return self._attend(layer, query, key, value, block_mask, slot_table, length)
+            # Triton is slow to import, and hosts without a GPU may lack it.
+            from sglang_dart.kernels.block_attention import block_attention
+
+            context = self.key[layer], self.value[layer]
+            return block_attention(query, key, value, block_mask, *context, slot_table, length)
         # Reading a length costs nothing on a CPU, and saves the columns that nobody uses.
         longest = max(1, int(length.max()))
         parts = (query, key, value, slot_table[:, :longest], length)
         step = max(1, CPU_CONTEXT_ROWS // longest)
         return torch.cat(
             [
-                self._attend(layer, q, k, v, block_mask, slots, seen)
+                self.attend_plain(layer, q, k, v, block_mask, slots, seen)
                 for q, k, v, slots, seen in zip(*(x.split(step) for x in parts), strict=True)
             ]
         )
 
-    def _attend(
+    def attend_plain(
         self,
         layer: int,
         query: torch.Tensor,
@@ -84,6 +88,7 @@ class ContextKV:
         slot_table: torch.Tensor,
         length: torch.Tensor,
     ) -> torch.Tensor:
+        """The same in plain torch: it gathers the KV of all W columns."""
         bs, rows = query.shape[:2]
         width = slot_table.shape[1]
         seen = torch.arange(width, device=length.device) < length[:, None]  # [bs, W]
