@@ -56,7 +56,11 @@ def block_attention(
         return out
     folded = rows * (heads // kv_heads)
     block_d = max(16, triton.next_power_of_2(dim))
-    block_m = min(max(16, triton.next_power_of_2(folded)), 128 if block_d <= 128 else 64)
+    # Exact float32 products take no tensor core, and larger tiles of them spill registers.
+    exact = query.dtype == torch.float32
+    block_m = min(
+        max(16, triton.next_power_of_2(folded)), 32 if exact else 128 if block_d <= 128 else 64
+    )
     row_tiles = triton.cdiv(folded, block_m)
     splits = split_count(bs * kv_heads * row_tiles)
     lines = bs * rows * heads
@@ -86,7 +90,7 @@ def block_attention(
         BLOCK_N=max(16, TILE_BYTES // (block_d * key.element_size())),
         BLOCK_Q=max(16, triton.next_power_of_2(rows)),
         BLOCK_D=block_d,
-        num_warps=4 if block_m <= 64 else 8,
+        num_warps=8 if exact or block_m > 64 else 4,
         num_stages=3,
     )
     if splits > 1:
