@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -21,6 +21,8 @@ from sglang_dart.types import Candidates, PackedTree, Tree
 RecipeOf = Callable[[int], TreeRecipe]
 # The causal head over candidates, for a growth from roots [bs]: see DominoDrafter.path_head.
 HeadOf = Callable[[Candidates, torch.Tensor], CausalHead]
+# Grows trees from candidates, roots [bs] and committed lengths [bs].
+Growth = Callable[[Candidates, torch.Tensor, torch.Tensor], tuple[Tree, PackedTree]]
 
 HOST = torch.device("cpu")
 
@@ -64,6 +66,8 @@ class TreePlanner:
             ngram_weight=ngram_weight,
             threads=threads,
         )
+        # By width: growths on the device that are replayed from graphs.
+        self._captured: dict[int, Growth] = {}
 
     @property
     def context_length(self) -> int:
@@ -90,13 +94,11 @@ class TreePlanner:
         root, levels = tail[:, -1].contiguous(), self.levels(width)
         if not levels:
             return _root_only(root), _packed_root(root, length)
-        recipe = chain(levels) if self._recipe is None else self._recipe(width - 1)
-        kept = candidates.first(levels)
         if self.home.type != "cpu":
-            assert not recipe.ends_last, "the end tokens are on the host"
-            ledger = grow(self._scorer(kept, root, recipe), recipe, root)
-            tree = prune(ledger, recipe.budget, recipe.depth_bonus)
-            return tree, pack(tree, length)
+            growth = self._captured.get(width) or self._on_device(width)
+            return growth(candidates, root, length)
+        recipe = self._recipe_of(width)
+        kept = candidates.first(levels)
         # The device may know the lengths alone: positions count from the root until then.
         depth = torch.zeros_like(root)
         if self._head is None:
@@ -106,6 +108,29 @@ class TreePlanner:
             tree = self._grower.grow(recipe, scorer, root, end=end, tail=tail)
             packed = pack(tree, depth, impl="cpp")
         return tree, _at(packed, length)
+
+    def capture(self, capture: Callable[[Growth], Growth], widths: Iterable[int]) -> None:
+        """Plan trees of these widths by what `capture` makes of their growth; not on the host."""
+        assert self.home.type != "cpu", "the core grows trees on the host"
+        for width in widths:
+            if self.levels(width):
+                self._captured[width] = capture(self._on_device(width))
+
+    def _on_device(self, width: int) -> Growth:
+        recipe, levels = self._recipe_of(width), self.levels(width)
+        assert not recipe.ends_last, "the end tokens are on the host"
+
+        def growth(
+            candidates: Candidates, root: torch.Tensor, length: torch.Tensor
+        ) -> tuple[Tree, PackedTree]:
+            scorer = self._scorer(candidates.first(levels), root, recipe)
+            tree = prune(grow(scorer, recipe, root), recipe.budget, recipe.depth_bonus)
+            return tree, pack(tree, length)
+
+        return growth
+
+    def _recipe_of(self, width: int) -> TreeRecipe:
+        return chain(self.levels(width)) if self._recipe is None else self._recipe(width - 1)
 
     def value(self, tree: Tree) -> torch.Tensor:
         """What decided which nodes were kept, [bs, N]."""

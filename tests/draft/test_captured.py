@@ -1,0 +1,169 @@
+"""Captured drafting and growth give what eager ones give, in batches of any size.
+
+On a GPU with real graphs, on the host with a stand-in that runs the functions again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_dart.capture import Captured, CudaRecorder, map_tensors, tensors
+from sglang_dart.draft.captured import CapturedDrafter, blanks
+from sglang_dart.draft.dart import DartDrafter, DartHead
+from sglang_dart.draft.drafter import Roots, Rows
+from tests.draft.test_block_graph import (
+    HIDDEN,
+    SLOTS,
+    VOCABULARY,
+    needs_gpu,
+    planner_of,
+    small_drafter,
+    state_for,
+)
+from tests.test_capture import replayer
+
+COLUMNS, TABLE, WIDTH, SIZES = 3, 20, 6, (1, 2, 4)
+every_variant = pytest.mark.parametrize("variant", ["pruned", "fixed", "chain", "marginal"])
+every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+)
+
+
+def dart_drafter(tiny_config: Any, device: str) -> DartDrafter:
+    """A random drafter with the sizes of the block drafters' features."""
+    generator = torch.Generator().manual_seed(5)
+    config = dataclasses.replace(
+        tiny_config, head_dim=16, hidden_size=HIDDEN, target_hidden_size=HIDDEN
+    )
+    head = DartHead(config).requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    table = torch.randn(config.vocab_size, HIDDEN, generator=generator).to(device)
+    drafter = DartDrafter(head.to(device), table.__getitem__, 7)
+    drafter.allocate(SLOTS)
+    return drafter
+
+
+def inputs(bs: int, taps: int, vocabulary: int, seed: int, device: str) -> tuple[Rows, Roots]:
+    """Verified rows of `bs` requests, some of them beyond the accepted run, and their roots."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(COLUMNS, 10, (bs,), generator=generator)
+    table = (torch.randperm(SLOTS - 1, generator=generator) + 1)[: bs * 10].view(bs, 10).int()
+    position = length[:, None] - COLUMNS + torch.arange(COLUMNS)
+    slot = table.gather(1, position).long()
+    accepted = torch.randint(1, COLUMNS + 1, (bs, 1), generator=generator)
+    slot = torch.where(torch.arange(COLUMNS) < accepted, slot, 0)
+    feature = torch.randn(bs * COLUMNS, taps * HIDDEN, generator=generator)
+    feature[slot.flatten() == 0] = torch.nan
+    token = torch.randint(vocabulary, (bs * COLUMNS,), generator=generator)
+    rows = Rows(feature, token, position.flatten(), slot.flatten())
+    last = torch.randn(bs, taps * HIDDEN, generator=generator)
+    roots = Roots(token[::COLUMNS], length, last, table)
+    on_device = map_tensors(lambda tensor: tensor.to(device), (rows, roots))
+    return on_device[0], on_device[1]
+
+
+def recorder(device: str) -> Any:
+    return replayer if device == "cpu" else CudaRecorder()
+
+
+def captured_drafter(drafter: Any, device: str) -> CapturedDrafter:
+    table = torch.zeros(1, TABLE, dtype=torch.int32, device=device)
+    size = len(drafter.taps) * HIDDEN
+    rows, roots = blanks(max(SIZES), COLUMNS, size, table, torch.float32)
+    return CapturedDrafter(
+        drafter, WIDTH, rows=rows, roots=roots, sizes=SIZES, record=recorder(device)
+    )
+
+
+def check_drafting(eager: Any, twin: Any, vocabulary: int, device: str) -> None:
+    """Rounds of all batch sizes, twice, with other inputs each time."""
+    captured = captured_drafter(twin, device)
+    for seed, bs in enumerate([1, 2, 3, 4, 5, 2, 1, 3]):
+        rows, roots = inputs(bs, len(eager.taps), vocabulary, seed, device)
+        eager.append(rows)
+        captured.append(rows)
+        for mine, other in ((eager.kv.key, twin.kv.key), (eager.kv.value, twin.kv.value)):
+            torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+            assert not other[:, 0].any(), "the dummy slot stays zero"
+        expected, got = eager.draft(roots, WIDTH), captured.draft(roots, WIDTH)
+        assert torch.equal(expected.token, got.token)
+        for mine, other in zip(tensors(expected), tensors(got), strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+        # Another width is not captured.
+        assert captured.draft(roots, 2).token.shape[2] == 2
+
+
+@every_device
+@pytest.mark.parametrize("variant", ["pruned", "marginal"])
+def test_block_drafter(variant, device):
+    check_drafting(
+        small_drafter(variant, device), small_drafter(variant, device), VOCABULARY, device
+    )
+
+
+@every_device
+def test_dart_drafter(tiny_config, device):
+    vocabulary = tiny_config.vocab_size
+    eager, twin = (dart_drafter(tiny_config, device) for _ in range(2))
+    check_drafting(eager, twin, vocabulary, device)
+
+
+@every_device
+@every_variant
+def test_growth(variant, device):
+    drafter = small_drafter(variant, device)
+    # Any device but the host takes the torch way.
+    home = "meta" if device == "cpu" else device
+    eager, captured = (planner_of(drafter, variant, home) for _ in range(2))
+    widths = [eager.levels(100) + 1] if variant == "chain" else [5, 9]
+    state = state_for(drafter, eager, device)
+    if device == "cpu":
+        state = state_for(drafter, planner_of(drafter, variant, "cpu"), device)
+    index = torch.zeros(max(SIZES), dtype=torch.int64, device=device)
+    candidates, tail = map_tensors(torch.zeros_like, state.take(index.tolist(), index))
+    record = recorder(device)
+    blank = candidates, tail[:, -1], index
+    captured.capture(lambda growth: Captured(growth, blank, SIZES, record), widths)
+    for seed, bs in enumerate([1, 2, 3, 4, 5, 2, 1, 3]):
+        rows, roots = inputs(bs, 2, VOCABULARY, seed, device)
+        drafter.append(rows)
+        given = drafter.draft(roots, eager.candidates)
+        end = torch.full((bs, 1), -1)
+        for width in widths:
+            plan = given, roots.token[:, None], roots.length, width, end
+            pairs = zip(tensors(eager.plan(*plan)), tensors(captured.plan(*plan)), strict=True)
+            for expected, got in pairs:
+                assert expected.dtype == got.dtype
+                torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@every_variant
+def test_a_captured_round_waits_for_nothing(variant):
+    drafter = small_drafter(variant, "cuda")
+    planner = planner_of(drafter, variant, "cuda")
+    state = state_for(drafter, planner, "cuda")
+    captured = captured_drafter(drafter, "cuda")
+    width = planner.levels(100) + 1 if variant == "chain" else 9
+    index = torch.arange(4, device="cuda")
+    candidates, tail = map_tensors(torch.zeros_like, state.take(index.tolist(), index))
+    record = CudaRecorder()
+    blank = candidates, tail[:, -1], index
+    planner.capture(lambda growth: Captured(growth, blank, SIZES, record), [width])
+    rows, roots = inputs(3, 2, VOCABULARY, 0, "cuda")
+    end = torch.full((3, 1), -1)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        captured.append(rows)
+        state.put([0, 1, 2], index[:3], captured.draft(roots, planner.candidates), tail[:3])
+        kept, newest = state.take([0, 1, 2], index[:3])
+        planner.plan(kept, newest, roots.length, width, end)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
