@@ -18,7 +18,7 @@ from sglang_dart.draft.context_kv import ContextKVHolder
 from sglang_dart.draft.dflash_config import DFlashConfig
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.draft.layers import MLP, Embed, RMSNorm, rope, rotate
-from sglang_dart.draft.topk import top_k
+from sglang_dart.draft.topk import top_k_of_rows
 from sglang_dart.types import Candidates
 
 # Maps hidden rows [..., H] to the target's logits [..., V], whatever the dtype.
@@ -202,7 +202,8 @@ class DFlashDrafter(ContextKVHolder):
     @torch.no_grad()
     def draft(self, roots: Roots, width: int) -> Candidates:
         """Propose the `width` best tokens for each of the next `levels` positions."""
-        return top_k(self.draft_logits(roots), width, normalise="vocabulary")
+        hidden = self.predicting(self.block_hidden(roots))
+        return top_k_of_rows(self.lm_head, hidden, width, normalise="vocabulary")
 
     @torch.no_grad()
     def draft_logits(self, roots: Roots) -> torch.Tensor:

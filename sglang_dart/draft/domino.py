@@ -17,7 +17,7 @@ from sglang_dart.draft.dflash import DFlashDrafter, DFlashModel, load_dflash, lo
 from sglang_dart.draft.dflash_config import DFlashConfig
 from sglang_dart.draft.drafter import Roots
 from sglang_dart.draft.layers import Embed
-from sglang_dart.draft.topk import top_k
+from sglang_dart.draft.topk import top_k_of_rows
 from sglang_dart.types import Candidates
 
 
@@ -110,7 +110,7 @@ class DominoDrafter(DFlashDrafter):
     def draft(self, roots: Roots, width: int) -> Candidates:
         """Candidates by base logits; `carry` is each level's part of the head's inner layer."""
         hidden = self.predicting(self.block_hidden(roots))
-        candidates = top_k(self.lm_head(hidden), width, normalise="vocabulary")
+        candidates = top_k_of_rows(self.lm_head, hidden, width, normalise="vocabulary")
         return dataclasses.replace(candidates, carry=self.model.hidden_part(hidden))
 
     def path_head(self, candidates: Candidates, root: torch.Tensor) -> DominoPaths:

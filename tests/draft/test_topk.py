@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dart.draft.topk import top_k
+from sglang_dart.draft import topk
+from sglang_dart.draft.topk import top_k, top_k_of_rows
 
 LOGITS = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [5.0, 5.5, -40.0, 0.0]]])
 
@@ -47,3 +48,22 @@ def test_half_precision_is_scored_in_float32():
 
 def test_a_vanished_probability_stays_finite():
     assert top_k(torch.tensor([[[200.0, 0.0]]]), 2).log_prob.isfinite().all()
+
+
+@pytest.mark.parametrize("most", [1, 7, 9, 100])
+def test_rows_in_groups(monkeypatch, most):
+    monkeypatch.setattr(topk, "LOGIT_ROWS", most)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(5, 3, 8, generator=generator), torch.randn(8, 20)
+    rows = []
+
+    def head(part):
+        rows.append(part.shape[0] * part.shape[1])
+        return part @ weight
+
+    got = top_k_of_rows(head, hidden, 4, normalise="vocabulary")
+    expected = top_k(hidden @ weight, 4, normalise="vocabulary")
+    assert torch.equal(got.token, expected.token)
+    torch.testing.assert_close(got.log_prob, expected.log_prob)
+    assert sum(rows) == 15
+    assert max(rows) <= max(most, 3)
