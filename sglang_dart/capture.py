@@ -55,16 +55,17 @@ class Captured:
     def __init__(
         self,
         function: Callable[..., Any],
-        largest: tuple[Any, ...],
+        like: tuple[Any, ...],
         sizes: Sequence[int],
         record: Recorder,
     ) -> None:
-        """`largest`: arguments of the largest size, all zero, which become the buffers.
+        """`like`: arguments with all axes but the first as long as they will ever be.
 
-        Zeros must be harmless: they fill batches up.
+        Zeros must be harmless arguments: they fill batches up.
         """
         self._function = function
         self._sizes = sorted(sizes)
+        largest = map_tensors(lambda one: one.new_zeros(self._sizes[-1], *one.shape[1:]), like)
         self._buffers = list(tensors(largest))
         # Rows of the buffers that may be other than zero.
         self._used = 0

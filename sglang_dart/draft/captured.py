@@ -22,25 +22,27 @@ class CapturedDrafter:
         drafter: Drafter,
         width: int,
         *,
-        rows: Rows,
-        roots: Roots,
+        feature: torch.Tensor,
+        slot_table: torch.Tensor,
+        rows: int,
         sizes: Sequence[int],
         record: Recorder,
     ) -> None:
-        """`drafter` has its KV, and waits for no host value; `width`: candidates a level.
+        """`drafter` has its KV and waits for no host value; `width`: candidates a level.
 
-        rows, roots: zeros, as many as the largest of the batch sizes brings. Zeros are harmless:
-        slot 0 is a dummy, and a root of length 0 reads no context.
+        feature [1, taps * H], slot_table [.., W]: like those to come, the table as wide as any;
+        rows: how many a request appends at most; sizes: batch sizes.
         """
         self._drafter = drafter
         self._width = width
         self.levels, self.taps = drafter.levels, drafter.taps
         self.reads_next_token, self.carry_size = drafter.reads_next_token, drafter.carry_size
-        a_request = len(rows.slot) // max(sizes)
-        self._append = Captured(
-            drafter.append, (rows,), [size * a_request for size in sizes], record
-        )
-        self._draft = Captured(lambda roots: drafter.draft(roots, width), (roots,), sizes, record)
+        # Zeros are harmless: slot 0 is a dummy, and a root of length 0 reads no context.
+        number = torch.zeros(1, dtype=torch.int64, device=feature.device)
+        row = Rows(feature, number, number, number)
+        root = Roots(number, number, feature, slot_table)
+        self._append = Captured(drafter.append, (row,), [size * rows for size in sizes], record)
+        self._draft = Captured(lambda roots: drafter.draft(roots, width), (root,), sizes, record)
 
     def kv_bytes_per_slot(self) -> int:
         """Bytes of draft KV for one token."""
@@ -61,23 +63,3 @@ class CapturedDrafter:
         if width != self._width:
             return self._drafter.draft(roots, width)
         return self._draft(roots)
-
-
-def blanks(
-    requests: int, columns: int, feature_size: int, table: torch.Tensor, dtype: torch.dtype
-) -> tuple[Rows, Roots]:
-    """Zeros: `columns` rows a request, and roots with as many slots as table [rows, W] has."""
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=table.device)
-
-    count = requests * columns
-    return (
-        Rows(zeros(count, feature_size, dtype=dtype), zeros(count), zeros(count), zeros(count)),
-        Roots(
-            zeros(requests),
-            zeros(requests),
-            zeros(requests, feature_size, dtype=dtype),
-            zeros(requests, table.shape[1], dtype=table.dtype),
-        ),
-    )

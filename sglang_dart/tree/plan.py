@@ -109,12 +109,12 @@ class TreePlanner:
             packed = pack(tree, depth, impl="cpp")
         return tree, _at(packed, length)
 
-    def capture(self, capture: Callable[[Growth], Growth], widths: Iterable[int]) -> None:
-        """Plan trees of these widths by what `capture` makes of their growth; not on the host."""
+    def capture(self, capture: Callable[[Growth, int], Growth], widths: Iterable[int]) -> None:
+        """Plan trees of these widths by what `capture` makes of growth and width; not on a host."""
         assert self.home.type != "cpu", "the core grows trees on the host"
         for width in widths:
             if self.levels(width):
-                self._captured[width] = capture(self._on_device(width))
+                self._captured[width] = capture(self._on_device(width), width)
 
     def _on_device(self, width: int) -> Growth:
         recipe, levels = self._recipe_of(width), self.levels(width)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sglang_dart.capture import Captured, CudaRecorder, map_tensors, tensors
-from sglang_dart.draft.captured import CapturedDrafter, blanks
+from sglang_dart.draft.captured import CapturedDrafter
 from sglang_dart.draft.dart import DartDrafter, DartHead
 from sglang_dart.draft.drafter import Roots, Rows
 from tests.draft.test_block_graph import (
@@ -72,12 +72,22 @@ def recorder(device: str) -> Any:
 
 
 def captured_drafter(drafter: Any, device: str) -> CapturedDrafter:
-    table = torch.zeros(1, TABLE, dtype=torch.int32, device=device)
-    size = len(drafter.taps) * HIDDEN
-    rows, roots = blanks(max(SIZES), COLUMNS, size, table, torch.float32)
     return CapturedDrafter(
-        drafter, WIDTH, rows=rows, roots=roots, sizes=SIZES, record=recorder(device)
+        drafter,
+        WIDTH,
+        feature=torch.zeros(1, len(drafter.taps) * HIDDEN, device=device),
+        slot_table=torch.zeros(3, TABLE, dtype=torch.int32, device=device),
+        rows=COLUMNS,
+        sizes=SIZES,
+        record=recorder(device),
     )
+
+
+def capture_growth(planner: Any, state: Any, widths: list[int], device: str) -> None:
+    number = torch.zeros(1, dtype=torch.int64, device=device)
+    like = state.take([0], number)[0], number, number
+    record = recorder(device)
+    planner.capture(lambda growth, _: Captured(growth, like, SIZES, record), widths)
 
 
 def check_drafting(eager: Any, twin: Any, vocabulary: int, device: str) -> None:
@@ -121,14 +131,8 @@ def test_growth(variant, device):
     home = "meta" if device == "cpu" else device
     eager, captured = (planner_of(drafter, variant, home) for _ in range(2))
     widths = [eager.levels(100) + 1] if variant == "chain" else [5, 9]
-    state = state_for(drafter, eager, device)
-    if device == "cpu":
-        state = state_for(drafter, planner_of(drafter, variant, "cpu"), device)
-    index = torch.zeros(max(SIZES), dtype=torch.int64, device=device)
-    candidates, tail = map_tensors(torch.zeros_like, state.take(index.tolist(), index))
-    record = recorder(device)
-    blank = candidates, tail[:, -1], index
-    captured.capture(lambda growth: Captured(growth, blank, SIZES, record), widths)
+    state = state_for(drafter, planner_of(drafter, variant, device), device)
+    capture_growth(captured, state, widths, device)
     for seed, bs in enumerate([1, 2, 3, 4, 5, 2, 1, 3]):
         rows, roots = inputs(bs, 2, VOCABULARY, seed, device)
         drafter.append(rows)
@@ -151,19 +155,17 @@ def test_a_captured_round_waits_for_nothing(variant):
     state = state_for(drafter, planner, "cuda")
     captured = captured_drafter(drafter, "cuda")
     width = planner.levels(100) + 1 if variant == "chain" else 9
-    index = torch.arange(4, device="cuda")
-    candidates, tail = map_tensors(torch.zeros_like, state.take(index.tolist(), index))
-    record = CudaRecorder()
-    blank = candidates, tail[:, -1], index
-    planner.capture(lambda growth: Captured(growth, blank, SIZES, record), [width])
+    capture_growth(planner, state, [width], "cuda")
     rows, roots = inputs(3, 2, VOCABULARY, 0, "cuda")
     end = torch.full((3, 1), -1)
+    index = torch.arange(3, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         captured.append(rows)
-        state.put([0, 1, 2], index[:3], captured.draft(roots, planner.candidates), tail[:3])
-        kept, newest = state.take([0, 1, 2], index[:3])
-        planner.plan(kept, newest, roots.length, width, end)
+        drafted = captured.draft(roots, planner.candidates)
+        state.put([0, 1, 2], index, drafted, roots.token[:, None])
+        kept, tail = state.take([0, 1, 2], index)
+        planner.plan(kept, tail, roots.length, width, end)
     finally:
         torch.cuda.set_sync_debug_mode("default")
