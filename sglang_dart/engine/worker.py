@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from sglang_dart.algorithms import Target, load_method
 from sglang_dart.commit import RoundState
+from sglang_dart.draft.context_kv import ContextKVHolder
 from sglang_dart.draft.dflash import DFlashDrafter
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.draft.shift_check import ShiftCheck
@@ -136,6 +137,15 @@ class TreeWorker(BaseSpecWorker):
             mib(tensor_bytes(self._state)),
         )
 
+    def init_cuda_graphs(self) -> None:
+        """SGLang calls it when the target's graphs are captured: now for the drafter."""
+        super().init_cuda_graphs()
+        runner = self.target_worker.model_runner
+        if runner.device == "cuda":
+            width = self.speculative_num_draft_tokens
+            # No size where SGLang has been told to use no graphs.
+            self._capture_drafting({width: runner.decode_cuda_graph_capture_bs})
+
     def prewarm_sampling(self) -> Any:
         """SGLang calls it last before it serves; then the target can read a text."""
         warmed = super().prewarm_sampling()
@@ -146,6 +156,25 @@ class TreeWorker(BaseSpecWorker):
                 self._prefill(batch, None)
             logger.info("sglang-dart: self-test: %s", check.counted())
         return warmed
+
+    def _capture_drafting(self, sizes: Mapping[int, Sequence[int]]) -> None:
+        """Replay drafts and growths for these batch sizes, by width of tree."""
+        # A scripted drafter, made for tests, reads values on the host.
+        if not any(sizes.values()) or not isinstance(self.drafter, ContextKVHolder):
+            return
+        from sglang_dart.engine.draft_graphs import capture_drafting
+
+        runner = self.target_worker.model_runner
+        taps = len(self.drafter.taps) * runner.model_config.hidden_size
+        self.drafter, used = capture_drafting(
+            self.drafter,
+            self.planner,
+            self._state,
+            sizes,
+            feature=torch.zeros(1, taps, dtype=runner.dtype, device=self.device),
+            slot_table=self.req_to_token_pool.req_to_token,
+        )
+        self._additional_graph_memory_usage["draft_decode"] = used / 2**30
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
