@@ -130,7 +130,8 @@ def _absorb(query, key, value, m_seen, scale, peak, total, out):
     return new_peak, total * shrink + tl.sum(weight, 1), out
 
 
-@triton.jit
+# Not specialised: the width of a slot table changes from step to step without graphs.
+@triton.jit(do_not_specialize=["slot_stride"])
 def _part_kernel(
     p_query,
     p_key,
@@ -224,7 +225,7 @@ def _part_kernel(
         tl.store(p_part + i_split * LINES * DIM + o_query, part, mask=full[:, None] & m_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines"])
 def _join_kernel(
     p_part,
     p_log_sum,
