@@ -15,6 +15,10 @@ from sglang_dart.capture import Captured, CudaRecorder, map_tensors, tensors
 from sglang_dart.draft.captured import CapturedDrafter
 from sglang_dart.draft.dart import DartDrafter, DartHead
 from sglang_dart.draft.drafter import Roots, Rows
+from sglang_dart.draft.topk import top_k, top_k_of_rows
+from sglang_dart.tree.plan import TreePlanner
+from sglang_dart.tree.recipe import best_first, pruned
+from sglang_dart.types import Candidates
 from tests.draft.test_block_graph import (
     HIDDEN,
     SLOTS,
@@ -169,3 +173,40 @@ def test_a_captured_round_waits_for_nothing(variant):
         planner.plan(kept, tail, roots.length, width, end)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("recipe", [best_first, pruned])
+@pytest.mark.parametrize("bs", [1, 5, 160])
+def test_growth_of_real_size(recipe, bs):
+    """Sorts of 4096 and 61505 scores, which the device does otherwise than short ones."""
+    eager, captured = (TreePlanner(recipe, 16, 64, home=torch.device("cuda")) for _ in range(2))
+    generator = torch.Generator(device="cuda").manual_seed(bs)
+    logits = torch.randn(bs, 16, 64, device="cuda", generator=generator) * 3
+    candidates = top_k(logits, 64)
+    root = torch.arange(bs, device="cuda")
+    record = CudaRecorder()
+    like = candidates, root, root
+    captured.capture(lambda growth, _: Captured(growth, like, [8, 160], record), [65])
+    plan = candidates, root[:, None], root + 100, 65, torch.full((bs, 1), -1)
+    for _ in range(2):
+        pairs = zip(tensors(eager.plan(*plan)), tensors(captured.plan(*plan)), strict=True)
+        assert all(torch.equal(expected, got) for expected, got in pairs)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("bs", [1, 3, 40])
+def test_best_of_a_real_vocabulary(bs):
+    weight = torch.randn(64, 151936, device="cuda", dtype=torch.bfloat16)
+
+    def best(hidden: torch.Tensor) -> Candidates:
+        return top_k_of_rows(lambda rows: rows @ weight, hidden, 64, normalise="vocabulary")
+
+    hidden = torch.randn(bs, 16, 64, device="cuda", dtype=torch.bfloat16)
+    captured = Captured(best, (hidden,), [bs], CudaRecorder())
+    for _ in range(2):
+        hidden = torch.randn_like(hidden)
+        # Which of equal logits come first is not told.
+        torch.testing.assert_close(captured(hidden).log_prob, best(hidden).log_prob)

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from sglang_dart.options import ENVIRONMENT
-from sglang_dart.train.export import write_untrained_domino_drafter
+from sglang_dart.train.export import (
+    write_untrained_dart_head,
+    write_untrained_domino_drafter,
+)
 from tests.engine.conftest import engine, greedy
 from tests.engine.gpu_target import VOCABULARY, write_target
 
@@ -137,6 +140,23 @@ def test_ids_are_those_of_plain_decoding(flags, target, drafter, texts, plain, r
     print(f"{flags}: accept length {mean:.2f}, near-ties {ties} of {len(lengths)}")
     # Near-ties send a text off the script, where nothing is accepted; most stay on it.
     assert mean > 3
+
+
+@pytest.mark.parametrize("flags", [{}, {"disable_cuda_graph": True}], ids=["graphs", "eager"])
+def test_a_random_head_leaves_the_ids_alone(flags, target, texts, plain, tmp_path):
+    """DART's own drafter, where the others here replay a script."""
+    write_untrained_dart_head(Path(target), tmp_path / "drafter")
+    speculative = {
+        "speculative_algorithm": "DART",
+        "speculative_draft_model_path": str(tmp_path / "drafter"),
+    }
+    with engine(target, **FLAGS, **speculative, **flags) as running:
+        for index in ([3], [4, 5, 6], range(12)):
+            answers = running.generate(
+                input_ids=[texts[i] for i in index], sampling_params=greedy(NEW_TOKENS)
+            )
+            clear, _ = clear_differences(answers, plain, index)
+            assert clear == []
 
 
 @pytest.mark.parametrize("variant", ["pruned", "fixed", "chain"])
