@@ -13,7 +13,7 @@ from sglang_dart.commit import RoundState
 from sglang_dart.draft.captured import CapturedDrafter
 from sglang_dart.draft.drafter import Drafter
 from sglang_dart.engine.memory import mib, room_for
-from sglang_dart.tree.plan import Growth, TreePlanner
+from sglang_dart.tree.plan import TreePlanner
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,11 @@ def capture_drafting(
             record=record,
         )
         if planner.home.type != "cpu":
-            _capture_growth(planner, state, sizes, record)
+            number = torch.zeros(1, dtype=torch.int64, device=feature.device)
+            like = state.take([0], number)[0], number, number
+            planner.capture(
+                lambda growth, width: Captured(growth, like, sizes[width], record), sizes
+            )
     torch.cuda.empty_cache()
     used = free - torch.cuda.mem_get_info()[0]
     logger.info(
@@ -61,18 +65,3 @@ def capture_drafting(
         time.perf_counter() - started,
     )
     return captured, used
-
-
-def _capture_growth(
-    planner: TreePlanner,
-    state: RoundState,
-    sizes: Mapping[int, Sequence[int]],
-    record: CudaRecorder,
-) -> None:
-    number = torch.zeros(1, dtype=torch.int64, device=planner.home)
-    candidates, _ = state.take([0], number)
-
-    def capture(growth: Growth, width: int) -> Growth:
-        return Captured(growth, (candidates, number, number), sizes[width], record)
-
-    planner.capture(capture, sizes)
