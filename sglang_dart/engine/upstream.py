@@ -59,6 +59,7 @@ SYMBOLS: tuple[Symbol, ...] = (
             "target_worker",
             "draft_worker",
             "alloc_memory_pool",
+            "init_cuda_graphs",
             "on_verify_complete_cpu",
             "prewarm_sampling",
             "last_shared_read_runner",
