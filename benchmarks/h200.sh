@@ -35,7 +35,7 @@ if [[ -n ${DATA:-} ]]; then
   for file in "$DATA"/*.jsonl; do sets+=(--data "$file"); done
   target=$("$PYTHON" -m sglang_dart.demo --prepare "$HOME/.cache/sglang-dart/models/smollm2-135m-instruct" |
     tail -n 1 | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["target"])')
-  sweep --model "$target" --out "$out/h200-smollm2.jsonl" "${sets[@]}" --limit 40 \
+  sweep --model "$target" --out "$out/h200-smollm2.jsonl" "${sets[@]}" --max-samples 40 \
     --concurrency 1,4,16 --repeats "$REPEATS" \
     --arm plain --arm "DART=${DART:?a drafter}" --arm "DARTREE=${DARTREE:?a drafter}" --arm NGRAM \
     -- --max-running-requests 64

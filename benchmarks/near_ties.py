@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,22 +25,22 @@ TOP_2 = {"return_logprob": True, "top_logprobs_num": 2}
 
 def main(
     model: Annotated[str, typer.Argument(help="Folder or hub id.")],
-    data: Annotated[list[Path], typer.Option(help="Prompts: JSON lines with `turns`.")],
+    data: Annotated[list[str], typer.Option(help="Prompts: JSON lines with `turns`, or a name.")],
     dtype: Annotated[str, typer.Option(help="Of the target.")] = "bfloat16",
-    limit: Annotated[int, typer.Option(min=1, help="Questions of each file.")] = 16,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 64,
+    max_samples: Annotated[int, typer.Option(min=1, help="Questions of each set.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
 ) -> None:
     """Print percentiles of the difference as one JSON line."""
     tokenizer = load_tokenizer(model)
     prompts = [
         encode_chat(tokenizer, [{"role": "user", "content": question.turns[0]}])
-        for question in load_questions(data, limit)
+        for question in load_questions(data, max_samples)
     ]
     # A cached prefix would be read with the gaps of the rows that made it.
     flags = ("--dtype", dtype, "--max-total-tokens", "20000", "--disable-radix-cache")
     with serve(model, flags) as server:
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens}
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
         written = generate(
             server.url, [Request(ids, sampling, TOP_2) for ids in prompts], concurrency
         )

@@ -86,7 +86,7 @@ evaluate() {
   model=$(realpath "$RUN/ngram/3gram.ngram") dart=$RUN/dart/head domino=$RUN/domino/head
   read -ra more <<<"${EVAL_FLAGS:-}"
   timeout "${minutes[eval]}m" "$PYTHON" -m sglang_dart.eval --model "$TARGET" "${sets[@]}" \
-    --first-turns --new-tokens 128 --dtype bfloat16 --concurrency 16 --slots \
+    --first-turns --max-new-tokens 128 --dtype bfloat16 --concurrency 16 --slots \
     --out "$RUN/eval.jsonl" "${more[@]}" \
     --arm "dart:DART=$dart" \
     --arm "dart+ngram:DART=$dart SGLANG_DART_CONFIG='{\"ngram\": \"$model\"}'" \

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import aiohttp
 import typer
@@ -26,7 +26,6 @@ from sglang_dart.draft.scripted import Script
 from sglang_dart.measure.arms import Arm, parse_arms
 from sglang_dart.measure.client import Request, each, send
 from sglang_dart.measure.datasets import (
-    Question,
     encode_chat,
     load_questions,
     load_tokenizer,
@@ -41,6 +40,9 @@ from sglang_dart.measure.exactness import (
     plain_cache_path,
 )
 from sglang_dart.measure.metrics import TIE_TOLERANCE
+from sglang_dart.measure.named_sets import NAMED
+from sglang_dart.measure.progress import Progress
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import (
     PLAIN,
     RawLog,
@@ -59,7 +61,7 @@ from sglang_dart.measure.side_by_side import (
     slot_summary,
     slots_table,
 )
-from sglang_dart.options import ENVIRONMENT
+from sglang_dart.options import ENVIRONMENT, Variant
 
 ARM = "speculative"
 # Instead of a drafter: plain answers, replayed with errors in between.
@@ -89,10 +91,22 @@ def evaluate(
         ),
     ] = None,
     url: Annotated[str, typer.Option(help="Accept length of a server that runs.")] = "",
+    variant: Annotated[
+        str, typer.Option(help=f"Of DARTREE's trees: {', '.join(get_args(Variant))}.")
+    ] = "",
     data: Annotated[
-        list[Path] | None, typer.Option(help="Prompts: JSON lines with `turns`; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Prompts: a file of JSON lines with `turns`, or a set by name, loaded from the "
+            f"hub: {', '.join(NAMED)}; repeatable."
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each file.")] = None,
+    max_samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Questions of each set; default: all of a file, 128 or fewer by name."
+        ),
+    ] = None,
     first_turns: Annotated[
         bool, typer.Option("--first-turns", help="Ask only the first turn of each.")
     ] = False,
@@ -101,7 +115,7 @@ def evaluate(
         typer.Option("--slots", help="Accuracy of each level of the drafters on these answers."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Chooses the questions and their order.")] = 0,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="Of accept length runs.")] = 0.0,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
@@ -132,14 +146,19 @@ def evaluate(
         raise ValueError("--drafter scripted is for --exactness with --algorithm DART")
     if slots and (url or exactness):
         raise ValueError("--slots is for accept length, without --url: it reads the drafter")
+    if variant and (url or arm or algorithm.upper() != "DARTREE"):
+        raise ValueError(f"--variant {variant}: is for --algorithm DARTREE with --model")
+    tree_settings = _tree_settings(variant)
     flags = ["--dtype", dtype, *context.args]
     both, speculating = split_flags(flags)
-    described = parse_arms(arm, []) if arm else [Arm(ARM, algorithm, drafter, url=url.rstrip("/"))]
+    env = {ENVIRONMENT: tree_settings} if tree_settings else {}
+    alone = Arm(ARM, algorithm, drafter, env=env, url=url.rstrip("/"))
+    described = parse_arms(arm, []) if arm else [alone]
     arms = [
         one if one.algorithm == PLAIN else dataclasses.replace(one, own=(*one.own, *speculating))
         for one in described
     ]
-    questions = shuffled(load_questions(data or [], limit, seed), seed)
+    questions = shuffled(load_questions(data or [], max_samples, seed), seed)
     if first_turns:
         questions = [dataclasses.replace(q, turns=q.turns[:1]) for q in questions]
     model = model or _model_of(url)
@@ -149,13 +168,14 @@ def evaluate(
         "model": model,
         "algorithm": algorithm,
         "drafter": drafter,
-        "data": [str(file) for file in data or []],
-        **{"limit": limit, "seed": seed, "new_tokens": new_tokens, "concurrency": concurrency},
+        "data": data or [],
+        **{"limit": max_samples, "seed": seed},
+        **{"new_tokens": max_new_tokens, "concurrency": concurrency},
         **({"first_turns": True} if first_turns else {}),
         **({"arms": [one.record() for one in arms]} if arm else {}),
         "flags": flags,
         # Recorded, since it changes the trees; the servers read it.
-        "dart_config": os.environ.get(ENVIRONMENT, ""),
+        "dart_config": tree_settings,
         "chat_template": _digest(tokenizer.chat_template),
         "thinking": False,
         "versions": {name: importlib.metadata.version(name) for name in ("sglang", "torch")},
@@ -177,6 +197,18 @@ def evaluate(
     _finish(log)
 
 
+def _tree_settings(variant: str) -> str:
+    """What the servers read from the environment. Raises ValueError."""
+    given = os.environ.get(ENVIRONMENT, "")
+    if not variant:
+        return given
+    if variant not in get_args(Variant):
+        raise ValueError(f"--variant {variant}: must be one of {', '.join(get_args(Variant))}")
+    if given:
+        raise ValueError(f"--variant {variant}: {ENVIRONMENT} is set; name the variant there")
+    return json.dumps({"variant": variant})
+
+
 def split_flags(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Server flags for both servers, and those that only the speculating one gets."""
     both: list[str] = []
@@ -196,7 +228,9 @@ def _servers(settings: Mapping[str, Any], drafter: str) -> Servers:
     def start(label: str, flags: Sequence[str]) -> Iterator[Server]:
         progress = Progress()
         progress.say(f"{label}: starting a server with {' '.join(flags)}")
-        with serve(settings["model"], flags) as server:
+        # Plain decoding has no use for it.
+        env = {ENVIRONMENT: settings["dart_config"]}
+        with serve(settings["model"], flags, env=env) as server:
             yield server
 
     return Servers(
@@ -336,22 +370,6 @@ def _finish(log: RawLog) -> None:
     emit(result | {"tolerance": tolerance, "arms": counts, "without_accepted_drafts": vacuous})
     if counts["together"]["clear"]:
         raise typer.Exit(1)
-
-
-class Progress:
-    """Says on stderr how far an arm is, about every ten seconds."""
-
-    def __init__(self) -> None:
-        self.start = self.said = time.monotonic()
-
-    def __call__(self, label: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done == total or now - self.said > 10:
-            self.said = now
-            self.say(f"{label}: {done} of {total} after {now - self.start:.0f} s")
-
-    def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
 
 def _modes(text: str) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,9 @@ from sglang_dart.measure import plots, sweep_report, throughput
 from sglang_dart.measure.arms import ALGORITHMS, RECORD, Arm, parse_arms
 from sglang_dart.measure.cells import Cell, Load, Place, ask, finished
 from sglang_dart.measure.client import server_facts
-from sglang_dart.measure.datasets import Question, load_questions
+from sglang_dart.measure.datasets import load_questions, set_name
 from sglang_dart.measure.hardware import hardware
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import RawLog
 from sglang_dart.measure.rounds import RoundLoad, round_rows, time_rounds
 from sglang_dart.measure.shapes import SIMULATE, Shape, published_length, simulated
@@ -49,13 +51,14 @@ def sweep(
     ] = None,
     model: Annotated[str, typer.Option(help="Target: a folder or a hub id.")] = "",
     data: Annotated[
-        list[Path] | None, typer.Option(help="Prompts: JSON lines with `turns`; repeatable.")
+        list[str] | None,
+        typer.Option(help="Prompts: JSON lines with `turns`, or a set by name; repeatable."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each file.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Questions of each set.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 0,
     concurrency: Annotated[str, typer.Option(help="Requests at a time, one cell each.")] = "1,4,16",
     repeats: Annotated[int, typer.Option(min=1, help="How often all is measured.")] = 3,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
     warmup_tokens: Annotated[int, typer.Option(min=1, help="Of the answers before a cell.")] = 32,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     shapes: Annotated[
@@ -93,10 +96,11 @@ def sweep(
         timed = RoundLoad(made.config["vocab_size"], prompt_tokens, rounds)
         plan = _rounds(made, arms, shared, max(concurrencies), timed, accept_length)
     else:
-        files = data or []
-        load = Load(new_tokens, temperature, warmup_tokens)
-        plan = _serving(model, arms, shared, files, load_questions(files, limit, seed), load)
-        plan.settings |= {"limit": limit, "seed": seed}
+        sources = data or []
+        load = Load(max_new_tokens, temperature, warmup_tokens)
+        questions = load_questions(sources, max_samples, seed)
+        plan = _serving(model, arms, shared, sources, questions, load)
+        plan.settings |= {"limit": max_samples, "seed": seed}
     log = RawLog(out or Path(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"), plan.settings)
     target, flags = plan.settings["model"], plan.settings["flags"]
     for one in plan.arms:
@@ -127,14 +131,14 @@ def _serving(
     model: str,
     arms: list[Arm],
     shared: Sequence[str],
-    files: Sequence[Path],
+    sources: Sequence[str],
     questions: Sequence[Question],
     load: Load,
 ) -> Plan:
     """Prompt sets over the OpenAI API."""
-    stems = [file.stem for file in files]
-    if len(set(stems)) < len(stems):
-        raise ValueError(f"--data: two files are called {max(stems, key=stems.count)}")
+    names = [set_name(source) for source in sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--data: two sets are called {max(names, key=names.count)}")
 
     def measure(url: str, place: Place) -> list[dict[str, Any]]:
         asked = [question for question in questions if question.set == place.set]
@@ -143,7 +147,7 @@ def _serving(
     settings = {
         "kind": SERVING,
         "model": _model(model, arms),
-        "data": {file.stem: _digest(file) for file in files},
+        "data": {name: _digest(q for q in questions if q.set == name) for name in names},
         **dataclasses.asdict(load),
         **_surroundings(shared),
     }
@@ -294,8 +298,9 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+def _digest(questions: Iterable[Question]) -> str:
+    asked = json.dumps([dataclasses.astuple(question) for question in questions])
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 def _say(line: str) -> None:

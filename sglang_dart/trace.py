@@ -55,7 +55,7 @@ def trace(
         str, typer.Option(help="Target: a folder or a hub id. Default: SmolLM2-135M-Instruct.")
     ] = "",
     drafter: Annotated[str, typer.Option(help="Drafter: a folder or a hub id.")] = "",
-    new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the draws, if the temperature is not 0.")] = 0,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("trace.html"),
@@ -78,13 +78,13 @@ def trace(
     ngram = None
     if options.ngram is not None:
         ngram = FileNgrams(open_ngram(options.ngram, vocabulary_of(tokenizer, source)))
-    with _progress.status(f"decoding with {algorithm}, at most {new_tokens} tokens"):
+    with _progress.status(f"decoding with {algorithm}, at most {max_new_tokens} tokens"):
         target, loaded = load_pair(source, method, tokenizer)
         generation = generate(
             target,
             loaded,
             ids,
-            new_tokens,
+            max_new_tokens,
             options=options,
             ngram=ngram,
             end=end_tokens(target, tokenizer),

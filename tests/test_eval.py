@@ -15,8 +15,9 @@ from sglang_dart import eval as tool
 from sglang_dart.cli import run_tool
 from sglang_dart.measure.arms import Arm
 from sglang_dart.measure.client import Reply
-from sglang_dart.measure.datasets import Question
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import RawLog, answer_record
+from sglang_dart.options import ENVIRONMENT
 from tests.measure.scripted import listening
 
 
@@ -155,6 +156,33 @@ def test_arms_are_served_with_all_flags(
     assert set(lengths) == {"one", "plain"}
 
 
+def test_a_variant_reaches_the_server_and_the_record(
+    heard: SimpleNamespace, conversation: Path, tmp_path: Path, monkeypatch
+) -> None:
+    started = []
+
+    @contextmanager
+    def serving(arm: Arm, model: str, shared: Sequence[str]) -> Iterator[str]:
+        started.append((arm.algorithm, arm.drafter, dict(arm.env)))
+        yield heard.url
+
+    monkeypatch.setattr(Arm, "serving", serving)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    raw = tmp_path / "raw.jsonl"
+    words = ["--model", "m", "--algorithm", "DARTREE", "--drafter", "d", "--variant", "fixed"]
+    assert run_tool(tool.app, "eval", [*words, "--data", str(conversation), "--out", str(raw)]) == 0
+    assert started == [("DARTREE", "d", {ENVIRONMENT: '{"variant": "fixed"}'})]
+    settings = json.loads(raw.read_text().splitlines()[0])
+    assert settings["dart_config"] == '{"variant": "fixed"}'
+
+
+def test_a_variant_does_not_overrule_the_environment(monkeypatch, capsys) -> None:
+    monkeypatch.setenv(ENVIRONMENT, '{"budget": 16}')
+    words = ["--model", "m", "--algorithm", "DARTREE", "--variant", "fixed"]
+    assert run_tool(tool.app, "eval", words) == 2
+    assert f"{ENVIRONMENT} is set" in capsys.readouterr().err
+
+
 def test_first_turns_alone(heard: SimpleNamespace, conversation: Path, tmp_path: Path) -> None:
     words = ["--url", heard.url, "--data", str(conversation), "--out", str(tmp_path / "raw.jsonl")]
     assert run_tool(tool.app, "eval", [*words, "--first-turns"]) == 0
@@ -195,7 +223,16 @@ def test_arms_are_reported_side_by_side(tmp_path: Path, capsys) -> None:
         (["--url", "http://x", "--exactness"], "give --model FOLDER_OR_ID, or"),
         (["--model", "m"], "--data"),
         (["--report", "/nowhere.jsonl"], "/nowhere.jsonl: no results file"),
-        (["--model", "m", "--limit", "0"], "Invalid value for '--limit'"),
+        (
+            ["--model", "m", "--data", "gsm9k"],
+            "--data gsm9k: no such file, and no set",
+        ),
+        (["--model", "m", "--variant", "fixed"], "--variant fixed: is for --algorithm DARTREE"),
+        (
+            ["--model", "m", "--algorithm", "DARTREE", "--variant", "wide"],
+            "--variant wide: must be one of pruned, fixed, chain, marginal",
+        ),
+        (["--model", "m", "--max-samples", "0"], "Invalid value for '--max-samples'"),
     ],
 )
 def test_bad_arguments_are_one_line(words: list[str], message: str, capsys) -> None:

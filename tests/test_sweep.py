@@ -54,7 +54,9 @@ def last_line(capsys) -> dict[str, Any]:
 def test_a_sweep_of_running_servers(servers, data, tmp_path: Path, capsys) -> None:
     raw = tmp_path / "raw.jsonl"
     words = [*servers["words"], *data, "--concurrency", "1,2", "--repeats", "2", "--out", str(raw)]
-    assert run_tool(tool.app, "sweep", [*words, "--new-tokens", "9", "--warmup-tokens", "3"]) == 0
+    assert (
+        run_tool(tool.app, "sweep", [*words, "--max-new-tokens", "9", "--warmup-tokens", "3"]) == 0
+    )
     result = last_line(capsys)
 
     # Warm-up as wide as the cell, then an empty cache, then the first turns, at most so many open.
@@ -119,7 +121,7 @@ def test_resumes_after_the_last_whole_cell(servers, data, tmp_path: Path, capsys
     # More may be asked for later; other settings may not.
     assert run_tool(tool.app, "sweep", [*words[:-4], "--repeats", "2", "--out", str(raw)]) == 0
     assert {row["repeats"] for row in last_line(capsys)["rows"]} == {2}
-    assert run_tool(tool.app, "sweep", [*words, "--new-tokens", "3"]) == 2
+    assert run_tool(tool.app, "sweep", [*words, "--max-new-tokens", "3"]) == 2
     assert "a run with another new_tokens" in capsys.readouterr().err
     moved = [word.replace("F=", "plain2=") for word in words]
     assert run_tool(tool.app, "sweep", [*moved, "--url", f"F={words[1].partition('=')[2]}"]) == 2
@@ -193,7 +195,7 @@ def test_a_server_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
         ([], "nothing to measure"),
         (["--arm", "plain"], "--data"),
         (["--arm", "plain", "--data", "DATA"], "give --model"),
-        (["--arm", "plain", "--data", "DATA", "--data", "DATA"], "two files are called talk"),
+        (["--arm", "plain", "--data", "DATA", "--data", "DATA"], "two sets are called talk"),
         (["--arm", "plain", "--data", "DATA", "--model", "m", "--concurrency", "0"], "positive"),
         (["--arm", "plain", "--", "--speculative-num-steps", "3"], "belong to an arm"),
         (["--report", "/nowhere.jsonl"], "/nowhere.jsonl: no results file"),
@@ -244,7 +246,7 @@ WIDE = """SGLANG_DART_CONFIG='{"cpu_rows": 64}'"""
 @pytest.mark.server
 def test_a_sweep_of_a_real_server(target, golden, data, tmp_path: Path, capsys) -> None:
     words = ["--arm", f"DART={golden / 'dart/head'} {WIDE}", "--model", target, *data]
-    words += ["--concurrency", "1", "--repeats", "1", "--new-tokens", "24"]
+    words += ["--concurrency", "1", "--repeats", "1", "--max-new-tokens", "24"]
     words += ["--out", str(tmp_path / "raw.jsonl")]
     assert run_tool(tool.app, "sweep", [*words, "--", "--max-total-tokens", "2048"]) == 0
     result = last_line(capsys)

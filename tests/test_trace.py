@@ -44,21 +44,21 @@ def test_tool(target: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     )
     out = tmp_path / "page.html"
     words = ("--model", str(target), "--drafter", str(GOLDEN / "dart/head"), "--prompt", "Hi")
-    result = run_trace(capsys, *words, "--new-tokens", "9", "--out", str(out))
+    result = run_trace(capsys, *words, "--max-new-tokens", "9", "--out", str(out))
     assert result["tokens"] == 9
     assert result["page"] == str(out)
     page = Page(out.read_text())
     assert len(page.nodes) == result["rounds"]
     assert max(map(len, page.nodes)) == 12 + 2
     # Draws depend on the seed alone.
-    hot = (*words, "--new-tokens", "9", "--temperature", "1", "--out", str(out))
+    hot = (*words, "--max-new-tokens", "9", "--temperature", "1", "--out", str(out))
     answers = [run_trace(capsys, *hot, "--seed", seed)["answer"] for seed in "112"]
     assert answers[0] == answers[1] != answers[2]
 
 
 def test_tool_replays_a_script(target: Path, tmp_path: Path, capsys, tokenizer) -> None:
     """A drafter that is right all the time: as few rounds as its levels allow."""
-    words = ("--model", str(target), "--prompt", "Hi", "--new-tokens", "20")
+    words = ("--model", str(target), "--prompt", "Hi", "--max-new-tokens", "20")
     plain = run_trace(
         capsys, *words, "--drafter", str(GOLDEN / "dart/head"), "--out", str(tmp_path / "a.html")
     )

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_dart.measure.client import each, flush_cache, send_chat
-from sglang_dart.measure.datasets import Question
 from sglang_dart.measure.metrics import Acceptance
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import RawLog, Record
 
 CELL, REQUEST = "cell", "request"

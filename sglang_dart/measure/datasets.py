@@ -1,47 +1,54 @@
-"""Prompt sets: JSON lines {"question_id", "category", "turns"}, and how they become token ids."""
+"""Prompt sets, by name or JSON lines {"question_id", "category", "turns"}, and their token ids."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dart.measure.named_sets import NAMED, load_named
+from sglang_dart.measure.question import Question
 
-@dataclass(frozen=True)
-class Question:
-    """One conversation: the user's turns. `set` is the stem of the file that it came from."""
 
-    set: str
-    id: str
-    category: str
-    turns: tuple[str, ...]
+def set_name(source: str) -> str:
+    """What the set is called that `--data` names: a name of ours, or the stem of a file."""
+    return source if source in NAMED else Path(source).stem
 
 
 def load_questions(
-    files: Iterable[str | Path], limit: int | None = None, seed: int = 0
+    sources: Iterable[str], limit: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """Read prompt files; `limit` takes that many of each, chosen by `seed`, in file order.
+    """Read prompt sets, each a name of `named_sets.NAMED` or a file.
 
-    Raises ValueError, naming file and line, if a line is no question or a file holds none.
+    `limit` takes that many of each, chosen by `seed`; of a file in its order, and all by default.
+    Raises ValueError, naming file and line, if a line is no question or a file holds none; and for
+    a set that cannot be loaded.
     """
     questions: list[Question] = []
-    for file in map(Path, files):
-        found = _read(file)
+    for source in sources:
+        if source in NAMED:
+            questions += load_named(source, limit, seed)
+            continue
+        found = _read(Path(source))
         if limit is not None and limit < len(found):
             chosen = random.Random(seed).sample(range(len(found)), limit)
             found = [found[index] for index in sorted(chosen)]
         questions += found
     if not questions:
-        raise ValueError("no question to ask: give --data FILE, and a limit of at least 1")
+        raise ValueError("no question to ask: give --data FILE or NAME, and at least 1 of each")
     return questions
 
 
 def _read(file: Path) -> list[Question]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"--data {file}: no such file, and no set of that name; the names are "
+            f"{', '.join(NAMED)}; a file has JSON lines with question_id and turns"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: cannot read it as UTF-8 text ({error})") from error
     found = []

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 from sglang_dart.measure.client import Reply, Request, RequestError, each, send
-from sglang_dart.measure.datasets import Question
 from sglang_dart.measure.metrics import Mismatch
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import (
     PLAIN,
     RawLog,

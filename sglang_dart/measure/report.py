@@ -17,7 +17,6 @@ from typing import Any
 from rich.table import Table
 
 from sglang_dart.measure.client import Reply
-from sglang_dart.measure.datasets import Question
 from sglang_dart.measure.metrics import (
     Acceptance,
     Mismatch,
@@ -26,6 +25,7 @@ from sglang_dart.measure.metrics import (
     micro_length,
     percentiles,
 )
+from sglang_dart.measure.question import Question
 
 PLAIN = "plain"
 Record = dict[str, Any]

@@ -6,13 +6,13 @@ import pytest
 from sglang_dart.measure.datasets import load_questions, shuffled
 
 
-def write(path: Path, count: int) -> Path:
+def write(path: Path, count: int) -> str:
     lines = (
         json.dumps({"question_id": n, "category": "c", "turns": [f"ask {n}", "again"]})
         for n in range(count)
     )
     path.write_text("\n".join(lines) + "\n\n")
-    return path
+    return str(path)
 
 
 def test_reads_sets_in_order(tmp_path: Path) -> None:
@@ -53,17 +53,21 @@ def test_bad_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"question_id": 0, "turns": ["ok"]}\n' + line)
     with pytest.raises(ValueError, match=r"bad.jsonl:2: expected"):
-        load_questions([file])
+        load_questions([str(file)])
 
 
 def test_missing_empty_and_binary_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"absent.jsonl: cannot read"):
-        load_questions([tmp_path / "absent.jsonl"])
+    with pytest.raises(ValueError, match=r"absent.jsonl: no such file"):
+        load_questions([str(tmp_path / "absent.jsonl")])
+    with pytest.raises(ValueError, match=r"gsm9k: .*the names are gsm8k, math500, .*; a file has"):
+        load_questions(["gsm9k"])
+    with pytest.raises(ValueError, match=r"cannot read"):
+        load_questions([str(tmp_path)])
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="holds no question"):
-        load_questions([tmp_path / "empty.jsonl"])
+        load_questions([str(tmp_path / "empty.jsonl")])
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="UTF-8"):
-        load_questions([tmp_path / "binary.jsonl"])
+        load_questions([str(tmp_path / "binary.jsonl")])
     with pytest.raises(ValueError, match="--data"):
         load_questions([])

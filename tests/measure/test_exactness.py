@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sglang_dart.measure.datasets import Question
 from sglang_dart.measure.exactness import Prompt, Servers, compare
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import (
     PLAIN,
     RawLog,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dart.measure.client import Reply
-from sglang_dart.measure.datasets import Question
+from sglang_dart.measure.question import Question
 from sglang_dart.measure.report import (
     RawLog,
     acceptance_summary,
