@@ -36,9 +36,12 @@ class TreeOptions:
     """Weight of the log of the n-gram probability, from the second level on."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of the tree search; 0 takes the cores that this process may use."""
+    adaptive: bool = True
+    """Whether each round takes the width that promises the most tokens a second, plain decoding
+    included, up to budget + 1; false: every tree is as wide as it may be."""
     cpu_rows: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Without a GPU: rows of one verify step, all requests together; 0 chooses the width of each
-    round by measured speed."""
+    """Without a GPU: rows of one verify step, all requests together, which also fixes the width of
+    each round; 0 leaves it to `adaptive`."""
 
 
 @dataclass(frozen=True, config=_CONFIG)

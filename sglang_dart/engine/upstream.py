@@ -20,6 +20,7 @@ class Symbol:
 
 
 _SRT = "sglang.srt."
+_GRAPHS = f"{_SRT}model_executor.runner.decode_cuda_graph_runner"
 SYMBOLS: tuple[Symbol, ...] = (
     # Registration and hooks.
     Symbol(
@@ -181,12 +182,39 @@ SYMBOLS: tuple[Symbol, ...] = (
     # CUDA graphs.
     Symbol(
         f"{_SRT}model_executor.model_runner.ModelRunner",
-        ("_decode_cuda_graph_runner_cls", "load_model", "maybe_enable_batch_invariant_mode"),
+        (
+            "_decode_cuda_graph_runner_cls",
+            "_get_attention_backend",
+            "load_model",
+            "maybe_enable_batch_invariant_mode",
+        ),
     ),
     Symbol(
-        f"{_SRT}model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
-        ("self", "num_tokens"),
+        f"{_GRAPHS}.DecodeCudaGraphRunner",
+        ("attn_backend", "speculative_num_steps", "speculative_num_draft_tokens", "capture"),
     ),
+    Symbol(f"{_GRAPHS}.DecodeCudaGraphRunner.get_spec_info", ("self", "num_tokens")),
+    Symbol(
+        f"{_GRAPHS}.DecodeCudaGraphRunner.capture_one_shape",
+        ("size", "forward", "stream_idx", "variant_label", "attention_variant"),
+    ),
+    Symbol(
+        f"{_GRAPHS}.DecodeCudaGraphRunner._make_graph_key",
+        ("size", "stream_idx", "variant_label", "attention_variant"),
+    ),
+    Symbol(
+        f"{_SRT}model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.replay",
+        ("shape_key", "static_forward_batch"),
+    ),
+    Symbol(f"{_SRT}model_executor.cuda_graph_config.with_phase", ("config", "phase", "changes")),
+    Symbol(
+        f"{_SRT}model_executor.cuda_graph_config.check_cuda_graph_backend", ("phase", "backend")
+    ),
+    Symbol(f"{_SRT}model_executor.cuda_graph_config.Phase", ("DECODE",)),
+    Symbol(f"{_SRT}model_executor.cuda_graph_config.Backend", ("DISABLED",)),
+    Symbol(f"{_SRT}mem_cache.kv_index_translator.KVIndexTranslator.bind_and_verify_backends"),
+    Symbol(f"{_SRT}runtime_context.get_exec"),
+    Symbol(f"{_SRT}runtime_context._ConfigBag", ("override",)),
     # Without a GPU.
     Symbol(f"{_SRT}layers.attention.attention_registry.register_attention_backend", ("name",)),
     Symbol(f"{_SRT}layers.attention.torch_native_backend.TorchNativeAttnBackend"),

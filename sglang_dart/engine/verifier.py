@@ -51,7 +51,7 @@ class TargetVerifier:
             token_to_kv_pool_allocator=self._worker.token_to_kv_pool_allocator,
             plan_stream=None,
             plan_stream_ctx=contextlib.nullcontext(),
-            topk=self._branching,
+            topk=batch.spec_info.topk,
             num_draft_tokens=width,
             device=self._worker.device,
             metadata_ready_pre_pad=False,
@@ -84,7 +84,7 @@ class TargetVerifier:
             retrieve_next_sibling=packed.next_sibling,
             retrieve_cum_len=None,
             spec_steps=levels,
-            topk=self._branching,
+            topk=branching_of(width, self._branching),
             draft_token_num=width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             seq_lens_sum=None,
@@ -110,6 +110,11 @@ class TargetVerifier:
         else:
             flat = torch.ones(cells, dtype=torch.bool, device=packed.mask.device)
         return write_full_mask(packed.mask, self._batch.seq_lens, flat)
+
+
+def branching_of(width: int, branching: int) -> int:
+    """SGLang's `topk` for trees of this width: a root alone is a chain, which needs no mask."""
+    return 1 if width == 1 else branching
 
 
 def length_bounds(batch: Any) -> list[int]:

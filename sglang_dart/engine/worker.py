@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,14 +22,16 @@ from sglang_dart.draft.dflash import DFlashDrafter
 from sglang_dart.draft.drafter import Roots, Rows
 from sglang_dart.draft.shift_check import ShiftCheck
 from sglang_dart.engine import algorithm, prefill, self_test, step_cost
+from sglang_dart.engine.adaptivity import why_constant
 from sglang_dart.engine.carry import RoundCarry
+from sglang_dart.engine.mark import DeviceMark
 from sglang_dart.engine.memory import mib, room_for, tensor_bytes
 from sglang_dart.engine.metrics import RoundMetrics
 from sglang_dart.engine.verifier import TargetVerifier, length_bounds
 from sglang_dart.engine.width import RoundWidth
 from sglang_dart.ngram_model import Vocabulary, vocabulary_of
 from sglang_dart.round import RoundBatch, decode_round
-from sglang_dart.tree.budget import AdaptiveWidth, ladder
+from sglang_dart.tree.budget import AdaptiveWidth, ladder, short_ladder
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ class TreeWorker(BaseSpecWorker):
             vocabulary=_vocabulary(target_worker),
             device=torch.device(self.device),
         )
-        self._width = self._round_width(method.options.cpu_rows, runner.model, server_args)
+        self._width = RoundWidth(self.speculative_num_draft_tokens)
+        self._graphs: Any = None
         self._metrics = RoundMetrics(self.speculative_num_steps, server_args)
 
         self._shift_check: ShiftCheck | None = None
@@ -88,11 +92,13 @@ class TreeWorker(BaseSpecWorker):
         registered = algorithm.find(spec.speculative_algorithm)
         registered.draft_bytes_per_slot = self.drafter.kv_bytes_per_slot()
         registered.keys_are_bigrams = self.drafter.reads_next_token
+        constant = why_constant(method.options, runner.device, server_args)
+        if constant is not None:
+            logger.info("sglang-dart: trees of constant width: %s", constant)
         if runner.device == "cuda":
-            from sglang_dart.engine.graphs import TreeGraphRunner
-
-            # Asked by the runner when it captures, long after this constructor.
-            runner._decode_cuda_graph_runner_cls = lambda: TreeGraphRunner
+            self._choose_graphs(runner, adaptive=constant is None)
+        else:
+            self._choose_cpu_width(method.options.cpu_rows, runner.model, constant is None)
 
     # ---------------------------------------------------------------- life-cycle
 
@@ -138,13 +144,21 @@ class TreeWorker(BaseSpecWorker):
         )
 
     def init_cuda_graphs(self) -> None:
-        """SGLang calls it when the target's graphs are captured: now for the drafter."""
+        """SGLang calls it when the target's graphs are captured: now for what is ours."""
         super().init_cuda_graphs()
         runner = self.target_worker.model_runner
-        if runner.device == "cuda":
-            width = self.speculative_num_draft_tokens
-            # No size where SGLang has been told to use no graphs.
-            self._capture_drafting({width: runner.decode_cuda_graph_capture_bs})
+        if runner.device != "cuda":
+            return
+        # No size where SGLang has been told to use no graphs.
+        sizes = {self.speculative_num_draft_tokens: runner.decode_cuda_graph_capture_bs}
+        if self._graphs is not None:
+            self._graphs.capture()
+            self._additional_graph_memory_usage["target_verify"] = self._graphs.gib
+            self._additional_graph_time_usage["target_verify"] = self._graphs.capture_seconds
+            chosen = AdaptiveWidth(self._graphs.widths, self._graphs.seconds, self._graphs.fits)
+            self._width = RoundWidth(self._graphs.widths[-1], adaptive=chosen, mark=DeviceMark)
+            sizes = self._graphs.sizes()
+        self._capture_drafting(sizes)
 
     def prewarm_sampling(self) -> Any:
         """SGLang calls it last before it serves; then the target can read a text."""
@@ -260,17 +274,17 @@ class TreeWorker(BaseSpecWorker):
             end=_end_tokens(batch.reqs),
         )
         verifier = TargetVerifier(batch, self, self._branching, grammar_barrier, on_publish)
-        tree, verdict = decode_round(
-            round_batch,
-            width=width,
-            state=self._state,
-            planner=self.planner,
-            verifier=verifier,
-            drafter=self.drafter,
-            draft=draft,
-        )
-        if self.device == "cpu":
-            self._width.end(tree, self.planner.value(tree), verdict)
+        with nullcontext() if self._graphs is None else self._graphs.of(width):
+            tree, verdict = decode_round(
+                round_batch,
+                width=width,
+                state=self._state,
+                planner=self.planner,
+                verifier=verifier,
+                drafter=self.drafter,
+                draft=draft,
+            )
+        self._width.end(tree, self.planner.value, verdict)
         result = verifier.result
         assert result is not None
         bonus = result.next_draft_input.bonus_tokens
@@ -278,16 +292,23 @@ class TreeWorker(BaseSpecWorker):
         result.extra_keep_alive_refs += [round_batch, verdict]
         return result
 
-    def _round_width(self, rows: int, model: Any, server_args: Any) -> RoundWidth:
-        """Constant on a GPU, whose graphs are; by measured speed on a CPU, unless rows are set."""
+    def _choose_graphs(self, runner: Any, adaptive: bool) -> None:
+        from sglang_dart.engine.graphs import LadderGraphRunner, TreeGraphRunner, VerifyGraphs
+
+        # Asked by the runner when it captures, long after the worker's constructor.
+        runner._decode_cuda_graph_runner_cls = lambda: (
+            LadderGraphRunner if adaptive else TreeGraphRunner
+        )
+        if adaptive:
+            self._graphs = VerifyGraphs(runner, short_ladder(self.speculative_num_draft_tokens))
+
+    def _choose_cpu_width(self, rows: int, model: Any, adaptive: bool) -> None:
         ceiling = self.speculative_num_draft_tokens
-        if self.device != "cpu" or rows:
-            return RoundWidth(ceiling, rows=rows or None)
-        if server_args.enable_deterministic_inference:
-            # The arithmetic of a row must not depend on how fast the last rounds were.
-            return RoundWidth(ceiling)
-        prior = step_cost.measure_linear(model)
-        return RoundWidth(ceiling, adaptive=AdaptiveWidth(ladder(ceiling), prior))
+        if adaptive:
+            chosen = AdaptiveWidth(ladder(ceiling), step_cost.measure_linear(model))
+            self._width = RoundWidth(ceiling, adaptive=chosen)
+        elif rows:
+            self._width = RoundWidth(ceiling, rows=rows)
 
     def _slot_table(self, batch: Any, columns: int) -> torch.Tensor:
         table = self.req_to_token_pool.req_to_token

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 # Seconds of a step by requests and rows a request, as far as they are known before serving.
 Prior = Callable[[int, int], float]
+# Whether rounds of so many requests can have trees of this width; plain decoding, 1, always can.
+Fits = Callable[[int, int], bool]
 
 # Rounds of one request after which an observation of acceptance has lost two thirds of its weight.
 MEMORY = 32
@@ -101,11 +103,14 @@ class AdaptiveWidth:
     plain decoding is best, now and then a few trees, or a change for the better would pass unseen.
     """
 
-    def __init__(self, widths: Sequence[int], prior: Prior) -> None:
-        """`widths`: those that can be served, ascending from 1."""
+    def __init__(
+        self, widths: Sequence[int], prior: Prior, fits: Fits = lambda requests, width: True
+    ) -> None:
+        """`widths`: those that can be served, ascending from 1, as far as they fit the requests."""
         assert widths[0] == 1
         assert list(widths) == sorted(widths)
         self.widths = tuple(widths)
+        self._fits = fits
         self.acceptance = RankAcceptance(max(widths[-1] - 1, 1))
         self.cost = RoundCost(prior)
         self._best = widths[-1]
@@ -124,24 +129,27 @@ class AdaptiveWidth:
 
     def choose(self, requests: int) -> int:
         """Give the width of the next round of this many requests."""
-        self._improve(requests)
+        widths = [w for w in self.widths if w == 1 or self._fits(requests, w)]
+        self._improve(requests, widths)
         if self._left:
             self._left -= 1
-            return self._tried
+            return _widest(widths, self._tried)
         self._since_try += 1
         if self._best == 1:
             if self._since_try >= self._pause:
-                self._try(self._affordable(requests), TRY)
+                self._try(self._affordable(requests, widths), TRY)
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return 1
         self._pause = PAUSE
-        unsure = [w for w in self._neighbours() if not self.cost.sure(requests, w)]
+        neighbours = self._neighbours(widths)
+        unsure = [w for w in neighbours if not self.cost.sure(requests, w)]
         if self._since_try >= (EXPLORE if unsure else PAUSE):
-            self._try(self._next_neighbour(unsure), SURE)
+            self._try(self._next_neighbour(unsure or neighbours), SURE)
         return self._best
 
-    def _improve(self, requests: int) -> None:
-        best = max(self.widths, key=lambda width: self.speed(requests, width))
+    def _improve(self, requests: int, widths: Sequence[int]) -> None:
+        self._best = _widest(widths, self._best)
+        best = max(widths, key=lambda width: self.speed(requests, width))
         # Plain decoding is safe, all else must promise a gain.
         gain = 1.0 if best == 1 else GAIN
         if self.speed(requests, best) > gain * self.speed(requests, self._best):
@@ -150,30 +158,43 @@ class AdaptiveWidth:
     def _try(self, width: int, rounds: int) -> None:
         self._tried, self._left, self._since_try = width, rounds, 0
 
-    def _neighbours(self) -> list[int]:
-        at = self.widths.index(self._best)
-        return [*self.widths[max(0, at - 1) : at], *self.widths[at + 1 : at + 2]]
+    def _neighbours(self, widths: Sequence[int]) -> list[int]:
+        at = widths.index(self._best)
+        return [*widths[max(0, at - 1) : at], *widths[at + 1 : at + 2]]
 
-    def _next_neighbour(self, unsure: list[int]) -> int:
-        if unsure:
-            return unsure[0]
-        return next(
-            (width for width in self._neighbours() if width != self._tried), self._neighbours()[0]
-        )
+    def _next_neighbour(self, neighbours: Sequence[int]) -> int:
+        """The one that was not tried last."""
+        return next((width for width in neighbours if width != self._tried), neighbours[0])
 
-    def _affordable(self, requests: int) -> int:
+    def _affordable(self, requests: int, widths: Sequence[int]) -> int:
         """The widest tree that costs little more than a plain round."""
         limit = TRY_COST * self.cost.seconds(requests, 1)
-        trees = self.widths[1:2] + tuple(
-            width for width in self.widths[2:] if self.cost.seconds(requests, width) <= limit
-        )
+        trees = [
+            width
+            for width in widths[1:]
+            if width == widths[1] or self.cost.seconds(requests, width) <= limit
+        ]
         return trees[-1] if trees else 1
+
+
+def _widest(widths: Sequence[int], limit: int) -> int:
+    return max(width for width in widths if width <= limit)
 
 
 def ladder(ceiling: int) -> list[int]:
     """Widths worth telling apart, up to and with `ceiling`: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     steps = sorted({2**n for n in range(11)} | {3 * 2**n for n in range(10)})
     return [*steps[: bisect_left(steps, ceiling)], ceiling]
+
+
+def short_ladder(ceiling: int) -> list[int]:
+    """Few widths, for where each one must be captured: 1, 4, 8, 16, ..., and `ceiling`.
+
+    On a GPU a request's 2 or 3 rows take as long as 4.
+    """
+    # A step just below the ceiling would hardly differ from it.
+    steps = [2**n for n in range(2, 10) if 3 * 2**n <= 2 * ceiling]
+    return sorted({1, *steps, ceiling})
 
 
 def accepted_ranks(
@@ -185,13 +206,16 @@ def accepted_ranks(
     """Ranks of the nodes on one tree's accepted path.
 
     token, parent, score [N] as in Tree; run: the tokens that were committed, the bonus last. Rank 1
-    has the highest score, the earlier node on a tie.
+    has the highest score, the earlier node on a tie. A run of simulated length may leave the tree,
+    and then counts as far as it follows it.
     """
     rank = np.empty(len(score), dtype=np.int64)
     rank[1 + np.argsort(-score[1:], kind="stable")] = np.arange(1, len(score))
     path, node = [], 0
     for committed in run[:-1]:
         (children,) = np.nonzero((parent == node) & (token == committed))
+        if not len(children):
+            break
         node = int(children[0])
         path.append(rank[node])
     return np.array(path, dtype=np.int64)
