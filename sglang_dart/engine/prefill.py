@@ -13,7 +13,7 @@ def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
     """The rows of the prompt tokens that this step has read.
 
     Row t carries the embedding of token t + 1. After the last row of a request stands its root,
-    or, where a chunk ends inside the prompt, the next prompt token.
+    or, where a chunk ends inside the text, the next token of that.
     feature [sum of extend lengths, taps * H], root [bs] -> as many rows.
     """
     device = feature.device
@@ -24,12 +24,13 @@ def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
     position = torch.repeat_interleave(prefix, extend) + offset
 
     following = root.long()
-    if batch.chunked_req_next_prompt_token is not None:
-        for i, req in enumerate(batch.reqs):
-            if req is batch.chunked_req:
+    for i, req in enumerate(batch.reqs):
+        if req is batch.chunked_req:
+            known = _after_chunk(batch, int(prefix[i] + extend[i]))
+            if known is not None:
                 following = following.clone()
                 # A slice: a scalar index would copy through the host and wait.
-                following[i : i + 1].fill_(batch.chunked_req_next_prompt_token)
+                following[i : i + 1].fill_(known)
     next_token = batch.input_ids.long().roll(-1)
     next_token[(end - 1).to(device, non_blocking=True)] = following
     return Rows(
@@ -38,6 +39,18 @@ def prompt_rows(batch: Any, feature: torch.Tensor, root: torch.Tensor) -> Rows:
         position=position.to(device, non_blocking=True),
         slot=batch.out_cache_loc,
     )
+
+
+def _after_chunk(batch: Any, end: int) -> int | None:
+    """The known token at position `end`, where the chunk of `batch.chunked_req` ends.
+
+    A request that was retracted reads its answer anew, and 0.5.23 looks into the prompt only.
+    """
+    req = batch.chunked_req
+    place = end - len(req.origin_input_ids)
+    if 0 <= place < len(req.output_ids):
+        return req.output_ids[place]
+    return batch.chunked_req_next_prompt_token
 
 
 def inner_roots(

@@ -40,6 +40,13 @@ def test_a_chunk_is_followed_by_the_next_prompt_token():
     assert rows.next_token.tolist() == [2, 3]
 
 
+def test_a_chunk_of_a_retracted_request_is_followed_by_its_answer():
+    a = request([1, 2], [3, 4, 5])
+    step = batch([a], [1], [2], [2, 3], [11, 12], chunked=a)
+    rows = prefill.prompt_rows(step, torch.zeros(2, 4), torch.tensor([90]))
+    assert rows.next_token.tolist() == [3, 4]
+
+
 def test_roots_inside_the_prompts_and_what_follows_them():
     a, b = request([1, 2, 3]), request([4, 5, 6, 7])
     step = batch([a, b], [0, 2], [3, 2], [1, 2, 3, 6, 7], [10, 11, 12, 20, 21])
