@@ -71,7 +71,7 @@ class RoundState:
     A row is written by its request's prefill before any round reads it, so rows that the engine
     hands to another request need no clearing. Candidates live where the planner reads them, `home`.
     If that is the host and the drafter is on a GPU, copies are asynchronous: `take` waits for them,
-    which is the one wait of a round.
+    which is the one wait of a round; one of plain decoding takes nothing, and has none.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class RoundState:
         if self._home_tail is self._tail:
             self._write(row_index, candidates)
             return
+        self._receive(wait=False)
         copied = candidates and candidates.map(_to_host)
         host_tail = _to_host(tail)
         done = torch.cuda.Event()
@@ -133,12 +134,16 @@ class RoundState:
         """Candidates and tails of these requests, at home."""
         if self._home_tail is self._tail:
             return self._candidates.map(lambda column: column[row_index]), self._tail[row_index]
-        while self._pending:
+        self._receive(wait=True)
+        return self._candidates.map(lambda column: column[row]), self._home_tail[row]
+
+    def _receive(self, *, wait: bool) -> None:
+        """Read the copies that have arrived, or all."""
+        while self._pending and (wait or self._pending[0].done.query()):
             copy = self._pending.popleft()
             copy.done.synchronize()
             self._write(copy.row, copy.candidates)
             self._home_tail[copy.row] = copy.tail
-        return self._candidates.map(lambda column: column[row]), self._home_tail[row]
 
     def _write(self, row: list[int] | torch.Tensor, candidates: Candidates | None) -> None:
         if candidates is None:

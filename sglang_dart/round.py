@@ -17,7 +17,7 @@ import torch
 
 from sglang_dart.commit import RoundState, next_roots, shift_tail, verified_rows
 from sglang_dart.draft.drafter import Drafter
-from sglang_dart.tree.plan import TreePlanner
+from sglang_dart.tree.plan import TreePlanner, root_only
 from sglang_dart.types import PackedTree, Tree
 
 
@@ -76,12 +76,17 @@ def decode_round(
 
     Without `draft` the next round of these requests must have width 1.
     """
-    candidates, context = state.take(batch.row, batch.row_index)
-    tree, packed = planner.plan(candidates, context, batch.length, width, batch.end)
+    tail = state.tail(batch.row_index)
+    if width == 1:
+        # Plain decoding: nothing is grown, so there is nothing to wait for.
+        tree, packed = root_only(tail[:, -1], batch.length)
+    else:
+        candidates, context = state.take(batch.row, batch.row_index)
+        tree, packed = planner.plan(candidates, context, batch.length, width, batch.end)
     verdict = verifier.verify(packed, planner.levels(width))
 
     drafter.append(verified_rows(verdict, batch.length))
-    tail = shift_tail(state.tail(batch.row_index), verdict)
+    tail = shift_tail(tail, verdict)
     proposed = None
     if draft:
         roots = next_roots(verdict, batch.length, batch.slot_table)

@@ -93,7 +93,7 @@ class TreePlanner:
         """
         root, levels = tail[:, -1].contiguous(), self.levels(width)
         if not levels:
-            return _root_only(root), _packed_root(root, length)
+            return root_only(root, length)
         if self.home.type != "cpu":
             growth = self._captured.get(width) or self._on_device(width)
             return growth(candidates, root, length)
@@ -154,17 +154,14 @@ def expandable(candidates: Candidates, recipe: TreeRecipe) -> int:
     return given if recipe.frontier == 1 else min(given, recipe.budget)
 
 
-def _root_only(root: torch.Tensor) -> Tree:
-    """Trees that draft nothing: the verify step is then plain decoding."""
+def root_only(root: torch.Tensor, length: torch.Tensor) -> tuple[Tree, PackedTree]:
+    """Trees that draft nothing, behind `length` tokens: the verify step is then plain decoding."""
     none, zero = root.new_full((len(root), 1), -1).int(), root.new_zeros(len(root), 1).int()
-    return Tree(root[:, None], none, zero, zero.float())
-
-
-def _packed_root(root: torch.Tensor, length: torch.Tensor) -> PackedTree:
-    token = root[:, None].to(length.device, non_blocking=True)
-    none = torch.full_like(token, -1)
+    tree = Tree(root[:, None], none, zero, zero.float())
+    token = tree.token.to(length.device, non_blocking=True)
+    unlinked = torch.full_like(token, -1)
     mask = torch.ones(*token.shape, 1, dtype=torch.bool, device=length.device)
-    return PackedTree(token, length[:, None], none, none, mask)
+    return tree, PackedTree(token, length[:, None], unlinked, unlinked, mask)
 
 
 def _at(packed: PackedTree, length: torch.Tensor) -> PackedTree:
