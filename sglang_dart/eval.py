@@ -103,9 +103,7 @@ def evaluate(
     ] = None,
     max_samples: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Questions of each set; default: all of a file, 128 or fewer by name."
-        ),
+        typer.Option(min=1, help="Questions of each set; default: all, by name the protocol's."),
     ] = None,
     first_turns: Annotated[
         bool, typer.Option("--first-turns", help="Ask only the first turn of each.")
