@@ -53,21 +53,22 @@ class DominoModel(DFlashModel):
         """What a path's GRU state [..., S] gives to the inner layer [..., rank]."""
         return F.linear(state, self._into[:, self.config.hidden_size :])
 
-    def correction(self, inner: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """What the head adds to the logits of token [bs, C]: inner [bs, P, rank] -> [bs, P, C].
+    def token_part(self, token: torch.Tensor) -> torch.Tensor:
+        """What maps the inner layer to the logits of token [...]: [..., rank]."""
+        return cast(nn.Linear, self.embed_proj[2]).weight[token]
 
-        `inner` is the sum of the two parts.
+    def correction(self, inner: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """What the head adds to logits: inner [bs, P, rank], out [bs, C, rank] -> [bs, P, C].
+
+        `inner` is the sum of hidden and state part, `out` the candidates' token part.
         """
-        out = cast(nn.Linear, self.embed_proj[2]).weight[token]  # [bs, C, rank]
         return F.silu(inner) @ out.transpose(1, 2)
 
     def step(self, state: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """GRU states [..., S] after reading one more embedding [..., H]."""
         into, within = self.prefix_gru.all_weights[0]
-        reset_x, update_x, new_x = F.linear(embedding, into).chunk(3, dim=-1)
-        reset_h, update_h, new_h = F.linear(state, within).chunk(3, dim=-1)
-        new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
-        return torch.lerp(new, state, torch.sigmoid(update_x + update_h))
+        rows = embedding.flatten(0, -2), state.flatten(0, -2)
+        return torch.gru_cell(*rows, into, within).view_as(state)
 
     @property
     def _into(self) -> torch.Tensor:
@@ -130,6 +131,7 @@ class DominoPaths:
         self._embed = embed
         self._base = candidates.log_prob
         self._carry = candidates.carry.to(model.norm.weight.dtype)
+        self._out = model.token_part(candidates.token)
         self._root = root
 
     def initial_state(self) -> torch.Tensor:
@@ -144,7 +146,8 @@ class DominoPaths:
         if level < self._model.domino.pure_draft_prefix_len:
             return base.expand(-1, state.shape[1], -1)
         inner = self._carry[:, level, None] + self._model.state_part(state)
-        return base + self._model.correction(inner, self.token[:, level]).float()
+        # Added in float32, the dtype of log-probabilities.
+        return base + self._model.correction(inner, self._out[:, level])
 
     @torch.no_grad()
     def step(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -42,9 +42,8 @@ class Causal:
 
     def score(self, level: int) -> Children:
         """Children after each path: [bs, P, expandable]."""
-        logits = self._head.logits(level, self._state).float()
-        step = logits - torch.logsumexp(logits, dim=-1, keepdim=True)
-        token = self._head.token[:, level, None].expand(logits.shape)
+        step = torch.log_softmax(self._head.logits(level, self._state).float(), dim=-1)
+        token = self._head.token[:, level, None].expand(step.shape)
         return Children(token[..., : self._expandable], step[..., : self._expandable])
 
     def advance(self, parent: torch.Tensor, token: torch.Tensor) -> None:

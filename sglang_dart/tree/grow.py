@@ -29,8 +29,8 @@ def grow(
         paths, width = scored.shape[1:]
         token = token.expand(scored.shape).flatten(1)
         scored = scored.flatten(1)
-        parent = node[..., None].expand(bs, paths, width).flatten(1)
         if recipe.every_child:
+            parent = node[..., None].expand(bs, paths, width).flatten(1)
             entries.append(_entry(token, parent, level + 1, scored))
         last = level + 1 == scorer.levels
         if last and recipe.every_child:
@@ -43,16 +43,16 @@ def grow(
             # Paths that end the answer leave room to others, but not to unused places.
             ended = _is_end(token, end) | torch.isneginf(scored)
         chosen = best(scored, count, ended)  # [bs, count], indices into P * K
-        token, score = token.gather(1, chosen), scored.gather(1, chosen)
+        token, score, path = token.gather(1, chosen), scored.gather(1, chosen), chosen // width
         if recipe.every_child:
             node = size + chosen
             size += paths * width
         else:
-            entries.append(_entry(token, parent.gather(1, chosen), level + 1, score))
-            node = size + torch.arange(count, device=root.device).expand(bs, count)
+            entries.append(_entry(token, node.gather(1, path), level + 1, score))
+            node = torch.arange(size, size + count, device=root.device).expand(bs, count)
             size += count
         if not last:
-            scorer.advance(chosen // width, token)
+            scorer.advance(path, token)
     return Ledger(*(torch.cat(column, dim=1) for column in zip(*entries, strict=True)))
 
 
