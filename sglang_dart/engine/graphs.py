@@ -19,7 +19,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from sglang_dart.engine.mark import DeviceMark
 from sglang_dart.engine.memory import mib, room_for
-from sglang_dart.engine.verifier import branching_of
+from sglang_dart.engine.verifier import RootVerifyInput, branching_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,10 @@ class TreeGraphRunner(DecodeCudaGraphRunner):
 
     def get_spec_info(self, num_tokens: int) -> EagleVerifyInput:
         """The verify input to capture with; shapes only, the pointers come at replay."""
-        return EagleVerifyInput(
+        root_only = self.speculative_num_draft_tokens == 1
+        return (RootVerifyInput if root_only else EagleVerifyInput)(
             draft_token=None,
-            custom_mask=self.buffers.custom_mask,
+            custom_mask=None if root_only else self.buffers.custom_mask,
             positions=None,
             retrieve_index=None,
             retrieve_next_token=None,

@@ -167,6 +167,7 @@ SYMBOLS: tuple[Symbol, ...] = (
             "spec_steps",
             "topk",
             "draft_token_num",
+            "generate_attn_arg_prefill",
         ),
     ),
     Symbol(f"{_SRT}speculative.eagle_utils.TreeMaskMode", ("FULL_MASK", "QLEN_ONLY")),

@@ -75,9 +75,11 @@ class TargetVerifier:
     def _verify_input(self, packed: PackedTree, levels: int) -> EagleVerifyInput:
         bs, width = packed.token.shape
         nodes = torch.arange(bs * width, device=packed.token.device).view(bs, width)
-        verify_input = EagleVerifyInput(
+        # Only the back-end for a host without a GPU asks for the mask of a single row.
+        unmasked = width == 1 and packed.token.is_cuda
+        verify_input = (RootVerifyInput if unmasked else EagleVerifyInput)(
             draft_token=packed.token.flatten(),
-            custom_mask=self._mask(packed),
+            custom_mask=None if unmasked else self._mask(packed),
             positions=packed.position.flatten(),
             retrieve_index=nodes,
             retrieve_next_token=packed.first_child,
@@ -112,8 +114,26 @@ class TargetVerifier:
         return write_full_mask(packed.mask, self._batch.seq_lens, flat)
 
 
+class RootVerifyInput(EagleVerifyInput):
+    """Of roots alone. They see all that stands before them, so there is no mask to write and read.
+
+    A step is then what plain decoding computes, where a back-end decodes with its prefill kernel.
+    """
+
+    def generate_attn_arg_prefill(
+        self, *, req_pool_indices: torch.Tensor, **layout: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """What FlashInfer plans with: slots, their offsets, those of the rows, and no mask."""
+        # 0.5.23 extends a mask that has too few cells; these are many, and take no memory.
+        cell = torch.empty((), dtype=torch.bool, device=req_pool_indices.device)
+        self.custom_mask = cell.expand(2**40)
+        *offsets, _ = super().generate_attn_arg_prefill(req_pool_indices=req_pool_indices, **layout)
+        self.custom_mask = None  # type: ignore[assignment]
+        return *offsets, None
+
+
 def branching_of(width: int, branching: int) -> int:
-    """SGLang's `topk` for trees of this width: a root alone is a chain, which needs no mask."""
+    """SGLang's `topk` for trees of this width: a root alone is a chain."""
     return 1 if width == 1 else branching
 
 
