@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from sglang_dart.train.export import (
     write_untrained_dart_head,
     write_untrained_domino_drafter,
 )
-from tests.engine.conftest import engine, greedy
+from sglang_dart.tree.budget import short_ladder
+from tests.engine.conftest import engine, greedy, server
+from tests.engine.cycling import Cycling
 from tests.engine.gpu_target import VOCABULARY, write_target
 
 pytestmark = [
@@ -120,8 +123,20 @@ def clear_differences(answers, plain, index):
     return clear, ties
 
 
-@pytest.mark.parametrize("flags", SETUPS.values(), ids=SETUPS.keys())
-def test_ids_are_those_of_plain_decoding(flags, target, drafter, texts, plain, record_property):
+@pytest.fixture
+def constant(monkeypatch):
+    """Wide trees in every round, whatever they cost and bring."""
+    monkeypatch.setenv(ENVIRONMENT, json.dumps({"adaptive": False}))
+
+
+@pytest.fixture
+def cycle(tmp_path, monkeypatch):
+    """Another one of the captured widths in every round."""
+    return Cycling(tmp_path, monkeypatch)
+
+
+def accept_lengths(flags, target, drafter, texts, plain, record_property):
+    """Of all answers, whose ids are checked."""
     speculative = {"speculative_algorithm": "DART", "speculative_draft_model_path": drafter}
     with engine(target, **(FLAGS | speculative | flags)) as running:
         lengths = []
@@ -138,13 +153,62 @@ def test_ids_are_those_of_plain_decoding(flags, target, drafter, texts, plain, r
     record_property("near_ties", ties)
     mean = sum(lengths) / len(lengths)
     print(f"{flags}: accept length {mean:.2f}, near-ties {ties} of {len(lengths)}")
+    return lengths
+
+
+@pytest.mark.parametrize("flags", SETUPS.values(), ids=SETUPS.keys())
+def test_ids_are_those_of_plain_decoding(
+    flags, target, drafter, texts, plain, constant, record_property
+):
+    lengths = accept_lengths(flags, target, drafter, texts, plain, record_property)
     # Near-ties send a text off the script, where nothing is accepted; most stay on it.
-    assert mean > 3
+    assert sum(lengths) / len(lengths) > 3
+
+
+CAPTURED = {name: flags for name, flags in SETUPS.items() if "disable_cuda_graph" not in flags}
+
+
+@pytest.mark.parametrize("flags", CAPTURED.values(), ids=CAPTURED.keys())
+def test_every_captured_width_gives_the_ids_of_plain_decoding(
+    flags, target, drafter, texts, plain, cycle, record_property
+):
+    """Rounds of all widths in turn; of a batch that no graph takes, plain ones alone."""
+    lengths = accept_lengths(flags, target, drafter, texts, plain, record_property)
+    # A sixth of the rounds is plain, another has room for 3 levels.
+    assert max(lengths) > 2.5
+    assert cycle.widths() == set(short_ladder(max(cycle.widths())))
+
+
+def test_the_width_follows_what_rounds_take_and_bring(target, drafter, texts, plain):
+    """As served by default: other ids nowhere, and figures that say why."""
+    speculative = {"speculative-algorithm": "DART", "speculative-draft-model-path": drafter}
+    graphs = {"cuda-graph-max-bs-decode": 8, "max-total-tokens": 32768, "dtype": "float16"}
+    flags = [
+        part for name, value in (speculative | graphs).items() for part in (f"--{name}", value)
+    ]
+    switches = ("--skip-tokenizer-init", "--enable-metrics", "--disable-prefill-cuda-graph")
+    with server(target, *flags, *switches) as served:
+        for index in ([3], [4, 5, 6], range(7), range(12), [3], range(7)):
+            bodies = [{"input_ids": texts[i], "sampling_params": greedy(NEW_TOKENS)} for i in index]
+            clear, _ = clear_differences(served.at_once(bodies), plain, index)
+            assert clear == []
+        _, text = served.get("/metrics")
+        log = served.log.read_text()
+    found = re.findall(r'sglang_dart:steps_total\{[^}]*width="(\d+)"[^}]*\} (\S+)', text)
+    steps = {int(width): float(count) for width, count in found}
+    print(f"rounds by width: {steps}")
+    print(re.findall(r"sglang-dart: verify graphs.*", log))
+    widths = short_ladder(61)
+    assert set(steps) <= set(widths)
+    assert len(steps) > 1
+    assert f"verify graphs for {'/'.join(map(str, widths))} rows a request" in log
+    (seconds,) = re.findall(r"^sglang_dart:expected_seconds\{[^}]*\} (\S+)$", text, re.M)
+    assert 0 < float(seconds) < 1
 
 
 @pytest.mark.parametrize("flags", [{}, {"disable_cuda_graph": True}], ids=["graphs", "eager"])
-def test_a_random_head_leaves_the_ids_alone(flags, target, texts, plain, tmp_path):
-    """DART's own drafter, where the others here replay a script."""
+def test_a_random_head_leaves_the_ids_alone(flags, target, texts, plain, tmp_path, cycle):
+    """DART's own drafter, where the others here replay a script; every width in turn."""
     write_untrained_dart_head(Path(target), tmp_path / "drafter")
     speculative = {
         "speculative_algorithm": "DART",
@@ -160,7 +224,9 @@ def test_a_random_head_leaves_the_ids_alone(flags, target, texts, plain, tmp_pat
 
 
 @pytest.mark.parametrize("variant", ["pruned", "fixed", "chain"])
-def test_a_causal_head_leaves_the_ids_alone(variant, target, texts, plain, tmp_path, monkeypatch):
+def test_a_causal_head_leaves_the_ids_alone(
+    variant, target, texts, plain, tmp_path, monkeypatch, cycle
+):
     """Random weights: hardly a draft is right, but every path goes through the head."""
     write_untrained_domino_drafter(Path(target), tmp_path / "drafter")
     monkeypatch.setenv(ENVIRONMENT, json.dumps({"variant": variant}))
