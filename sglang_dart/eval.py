@@ -262,9 +262,9 @@ def _compare(
         if drafter == SCRIPTED:
             plain = _servers(settings, "")
             texts = ask_plain(prompts, plain, log, cache, **how, progress=Progress())
-            # As many rows for each of the requests that run at once.
-            rows = {"cpu_rows": SCRIPT_ROWS * settings["concurrency"]}
-            config = {"vocab_size": len(tokenizer), **SCRIPT_ERRORS, "dart_config": rows}
+            # Whatever trees cost; as many rows for each of the requests that run at once.
+            wide = {"adaptive": False, "cpu_rows": SCRIPT_ROWS * settings["concurrency"]}
+            config = {"vocab_size": len(tokenizer), **SCRIPT_ERRORS, "dart_config": wide}
             Script(texts).write(Path(folder), config)
             drafter = folder
         servers = _servers(settings, drafter)
@@ -362,8 +362,8 @@ def _finish(log: RawLog) -> None:
         # Several requests share the rows of a step where rows cost: maybe none was left to draft.
         console.print(
             f"[yellow]no draft was accepted in {', '.join(vacuous)}:[/yellow] this tells nothing "
-            "about verification. Without a GPU, give a step more rows, for example "
-            """SGLANG_DART_CONFIG='{"cpu_rows": 128}', or lower --concurrency."""
+            "about verification. Have wide trees whatever they cost, for example "
+            """SGLANG_DART_CONFIG='{"adaptive": false, "cpu_rows": 128}', or lower --concurrency."""
         )
     emit(result | {"tolerance": tolerance, "arms": counts, "without_accepted_drafts": vacuous})
     if counts["together"]["clear"]:

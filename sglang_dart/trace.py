@@ -63,7 +63,7 @@ def trace(
     """Decode one answer in plain torch, without a server, and show every round's tree on a page.
 
     It runs on the CPU in float32. Settings of the tree come from SGLANG_DART_CONFIG, as a server's
-    do, but for `threads` and `cpu_rows`, which concern a server alone.
+    do, but for `threads`, `adaptive` and `cpu_rows`, which concern a server alone.
     """
     algorithm = algorithm.upper()
     if algorithm not in NAMES:

@@ -70,7 +70,9 @@ def check_parity(
     budget = method.budget if device == "cuda" else max(_CPU_BUDGET, method.levels)
     assert isinstance(method.options, DartOptions | DartreeOptions)
     # The server must not cut a tree that the reference verifies whole.
-    options = dataclasses.replace(method.options, budget=budget, cpu_rows=budget + 1, ngram=None)
+    options = dataclasses.replace(
+        method.options, budget=budget, adaptive=False, cpu_rows=budget + 1, ngram=None
+    )
     questions = [first_prompt(held_out, text) for text in range(min(prompts, len(held_out)))]
     ends = target.config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
