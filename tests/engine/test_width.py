@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from sglang_dart.tree.budget import ladder
 from tests.engine.conftest import expected, greedy, prompts, server
+from tests.engine.cycling import Cycling
 
 pytestmark = pytest.mark.server
 
@@ -49,6 +51,22 @@ def test_metrics_tell_the_width_and_what_it_was_chosen_for(served) -> None:
     (seconds,) = re.findall(r"^sglang_dart:expected_seconds\{[^}]*\} (\S+)$", text, re.M)
     assert 1 <= float(tokens) <= 9
     assert 0 < float(seconds) < 10
+
+
+def test_another_width_every_round(tmp_path, monkeypatch, target, start, script, record) -> None:
+    cycle = Cycling(tmp_path, monkeypatch)
+    drafter = script(wrong_token=0.05, dart_config={"threads": 0})
+    speculative = {"speculative_algorithm": "DART", "speculative_draft_model_path": drafter}
+    with start(**speculative) as engine:
+        for index in ([0], range(1, 8)):
+            answers = engine.generate(
+                input_ids=[prompts(16)[i] for i in index], sampling_params=greedy(NEW_TOKENS)
+            )
+            for i, answer in zip(index, answers, strict=True):
+                assert answer["output_ids"] == expected(record, i, NEW_TOKENS)
+                # A tenth of the rounds is plain, others are wide.
+                assert answer["meta_info"]["spec_accept_length"] > 2
+    assert cycle.widths() == set(ladder(32))
 
 
 def test_the_log_tells_what_rows_cost(served) -> None:
