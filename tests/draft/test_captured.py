@@ -128,6 +128,25 @@ def test_dart_drafter(tiny_config, device):
 
 
 @every_device
+def test_what_is_kept_outlives_the_next_draft(device):
+    drafter = small_drafter("pruned", device)
+    captured = captured_drafter(drafter, device)
+    planner = planner_of(drafter, "pruned", device)
+    state = state_for(drafter, planner, device)
+    index = torch.arange(2, device=device)
+    for seed in range(2):
+        rows, roots = inputs(2, 2, VOCABULARY, seed, device)
+        captured.append(rows)
+        drafted = captured.draft(roots, WIDTH)
+        state.put([0, 1], index + 2 * seed, drafted, roots.token[:, None])
+        if seed == 0:
+            first = drafted.map(torch.clone)
+    kept, _ = state.take([0, 1], index)
+    assert torch.equal(kept.token, first.token)
+    assert torch.equal(kept.log_prob, first.log_prob)
+
+
+@every_device
 @every_variant
 def test_growth(variant, device):
     drafter = small_drafter(variant, device)
