@@ -69,11 +69,15 @@ class RoundCost:
         self._prior = prior
         # By requests and width: attention, sampling, drafting, scheduling, and the prior's error.
         self._extra: dict[tuple[int, int], deque[float]] = {}
+        # The case to judge another by, as long as no case is added or becomes sure.
+        self._nearest: dict[tuple[int, int], tuple[int, int]] = {}
 
     def observe(self, requests: int, width: int, seconds: float) -> None:
         """Remember the time from one round to the next."""
         times = self._extra.setdefault((requests, width), deque(maxlen=TIMES))
         times.append(seconds - self._prior(requests, width))
+        if len(times) in (1, SURE):
+            self._nearest.clear()
 
     def seconds(self, requests: int, width: int) -> float:
         """What a round of this width is expected to take."""
@@ -85,7 +89,14 @@ class RoundCost:
 
     def _beside(self, requests: int, width: int) -> float:
         """The median of the nearest case, which a few slow rounds do not move."""
+        if not self._extra:
+            return 0.0
+        asked = requests, width
+        if asked not in self._nearest:
+            self._nearest[asked] = self._find_nearest(*asked)
+        return median(self._extra[self._nearest[asked]])
 
+    def _find_nearest(self, requests: int, width: int) -> tuple[int, int]:
         def distance(case: tuple[int, int]) -> tuple[bool, bool, int, int]:
             others, rows = case
             # One slow round must not exclude a width for good.
@@ -93,7 +104,7 @@ class RoundCost:
             kind = (rows > 1) != (width > 1)
             return kind, doubtful, abs(others - requests), abs(rows - width)
 
-        return median(self._extra[min(self._extra, key=distance)]) if self._extra else 0.0
+        return min(self._extra, key=distance)
 
 
 class AdaptiveWidth:

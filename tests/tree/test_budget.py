@@ -138,6 +138,19 @@ def test_one_slow_round_excludes_no_width() -> None:
     assert cost.seconds(1, 12) == pytest.approx(flat(1, 12))
 
 
+def test_what_was_asked_before_changes_no_answer() -> None:
+    dice = random.Random(0)
+    asked, seen = RoundCost(flat), []
+    for _ in range(300):
+        seen.append((dice.randint(1, 6), dice.choice(WIDTHS), dice.random()))
+        asked.observe(*seen[-1])
+        fresh = RoundCost(flat)
+        for one in seen:
+            fresh.observe(*one)
+        for case in ((dice.randint(1, 6), width) for width in WIDTHS):
+            assert asked.seconds(*case) == fresh.seconds(*case)
+
+
 def test_acceptance_is_that_of_every_narrower_tree() -> None:
     acceptance = RankAcceptance(7)
     for _ in range(500):
