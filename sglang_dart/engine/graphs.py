@@ -71,7 +71,7 @@ class LadderGraphRunner(TreeGraphRunner):
         graph = get_exec().graph
         config = graph.cuda_graph_config
         width = shape.get("speculative_num_draft_tokens", get_spec().speculative_num_draft_tokens)
-        sizes = captured_sizes(config.decode.bs, width)
+        sizes = captured_sizes(sorted(config.decode.bs), width)
         with graph.override(cuda_graph_config=with_phase(config, Phase.DECODE, bs=sizes)):
             super().__init__(model_runner, **shape)
 
@@ -123,9 +123,10 @@ class VerifyGraphs:
         used = free - torch.cuda.mem_get_info()[0]
         self.gib, self.capture_seconds = used / 2**30, time.perf_counter() - started
         logger.info(
-            "sglang-dart: verify graphs for %s rows a request: %s beside the widest, %.1f s; "
-            "a step of one request takes %s ms",
+            "sglang-dart: verify graphs for %s rows a request, up to %s requests: %s beside the "
+            "widest, %.1f s; a step of one request takes %s ms",
             "/".join(map(str, self.widths)),
+            "/".join(str(self._graphs(width).max_bs) for width in self.widths),
             mib(used),
             self.capture_seconds,
             "/".join(f"{1000 * self.seconds(1, width):.2f}" for width in self.widths),

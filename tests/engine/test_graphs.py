@@ -166,6 +166,56 @@ def test_sglang_captures_the_sizes_of_the_configuration() -> None:
     assert sizes == [1, 2, 4]
 
 
+def test_each_width_captures_and_times_its_own_sizes(monkeypatch) -> None:
+    """The class itself, on a runner that records instead of capturing."""
+    from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, Phase, with_phase
+    from sglang.srt.runtime_context import get_context, get_exec, get_spec
+
+    def make(self: Any, model_runner: Any, **shape: int) -> None:
+        self.capture_bs = list(get_exec().graph.cuda_graph_config.decode.bs)
+        self.backend = SimpleNamespace(replay=lambda key, batch: replayed.append(key))
+        for size in reversed(self.capture_bs):
+            self.capture_one_shape(size, None, None, None, None)
+
+    replayed: list[Any] = []
+    base = graphs.DecodeCudaGraphRunner
+    monkeypatch.setattr(base, "__init__", make)
+    monkeypatch.setattr(base, "capture_one_shape", lambda self, *shape: None)
+    monkeypatch.setattr(base, "_make_graph_key", lambda self, *key: key)
+    monkeypatch.setattr(graphs, "_replay_seconds", lambda replay: replay() or 0.5)
+    config = with_phase(CudaGraphConfig(), Phase.DECODE, bs=SIZES)
+    with (
+        get_context().override_server_args(device="cpu"),
+        get_spec().override(speculative_num_draft_tokens=61),
+        get_exec().graph.override(cuda_graph_config=config),
+    ):
+        widest = graphs.LadderGraphRunner(None)
+        assert widest.seconds == dict.fromkeys([8, 6, 4, 3, 2, 1], 0.5)
+        assert replayed[0] == (8, None, None, None)
+        narrow = graphs.LadderGraphRunner(None, speculative_num_draft_tokens=4)
+        assert list(narrow.seconds) == captured_sizes(SIZES, 4)[::-1]
+        assert get_exec().graph.cuda_graph_config.decode.bs == SIZES
+
+
+def test_a_graph_is_as_fast_as_its_fastest_replay_but_the_first(monkeypatch) -> None:
+    clock, takes = 0.0, iter([0.1, 3.0, 2.0, 5.0])
+
+    def replay() -> None:
+        nonlocal clock
+        clock += next(takes)
+
+    class Mark:
+        def __init__(self) -> None:
+            self.time = clock
+
+        def seconds_since(self, earlier: Mark) -> float:
+            return self.time - earlier.time
+
+    monkeypatch.setattr(graphs, "DeviceMark", Mark)
+    monkeypatch.setattr(graphs.torch.cuda, "synchronize", lambda: None)
+    assert graphs._replay_seconds(replay) == pytest.approx(2.0)
+
+
 def attributes(path: str, context: type[ast.expr_context]) -> set[str]:
     """Attributes of `self` that the class or function at `path` reads, or assigns."""
     source = inspect.getsource(upstream.resolve(path))
