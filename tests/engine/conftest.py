@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,23 @@ def engine(target: str, **flags: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def server(target: str, *flags: Any) -> Iterator[Api]:
-    """A real server, float32, on a free port."""
+def server(target: str | Path, *flags: Any, env: Mapping[str, str] | None = None) -> Iterator[Api]:
+    """A real server, float32, on a free port; `env` is added to the environment."""
     usual = ("--dtype", "float32", "--max-total-tokens", 4096, "--random-seed", 0)
-    with serve(target, [str(flag) for flag in (*usual, *flags)]) as running:
+    with serve(target, [str(flag) for flag in (*usual, *flags)], env=env) as running:
         yield Api(running.url, running.log)
+
+
+def steady(drafter: Path, folder: Path, algorithm: str, **options: Any) -> Path:
+    """A drafter in `folder` with trees of constant width: rounds do not depend on the clock.
+
+    `options` go into its dart_config or dartree_config.
+    """
+    (folder / "model.safetensors").symlink_to(drafter / "model.safetensors")
+    config = json.loads((drafter / "config.json").read_text())
+    config[f"{algorithm.lower()}_config"] = options | {"cpu_rows": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +133,8 @@ def script(tmp_path_factory: pytest.TempPathFactory, record: list[list[int]]) ->
     def make(texts: Sequence[list[int]] = (), **settings: Any) -> str:
         folder = tmp_path_factory.mktemp("script")
         # Wide trees for every request, where a CPU would narrow them to save time.
-        config = {"vocab_size": VOCABULARY, "dart_config": {"cpu_rows": 1024}} | settings
+        rows = {"cpu_rows": 1024}
+        config = {"vocab_size": VOCABULARY, "dart_config": rows, "dartree_config": rows} | settings
         Script([*texts, *record]).write(folder, config)
         return str(folder)
 

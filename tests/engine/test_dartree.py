@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from sglang_dart.options import DartreeOptions
-from sglang_dart.reference import generate
+from sglang_dart.reference import Generation, generate
 from tests import dartree
 from tests.conftest import GOLDEN, read_trie
-from tests.engine.conftest import engine, greedy
+from tests.engine.conftest import engine, greedy, steady
 
 pytestmark = pytest.mark.server
 
@@ -32,10 +30,10 @@ SETUPS = {
             "speculative_num_draft_tokens": 65,
         },
     ),
-    "fixed, n-grams": (
+    "fixed, n-grams, chunks of 48": (
         "domino_noshift",
         {"variant": "fixed", "budget": 40, "ngram": str(NGRAM)},
-        {},
+        {"chunked_prefill_size": 48},
     ),
     "chain": ("domino_shift", {"variant": "chain"}, {}),
     "marginal, page 32": (
@@ -81,12 +79,12 @@ class Oracle:
         )
         return made[0, len(text) :].tolist()
 
-    def rounds(self, name: str, options: DartreeOptions, text: list[int]) -> int:
+    def answer(
+        self, name: str, options: DartreeOptions, text: list[int], new_tokens: int
+    ) -> Generation:
         ngram = read_trie(NGRAM) if options.ngram else None
         drafter = dartree.drafter(name)
-        return len(
-            generate(self.target, drafter, text, NEW_TOKENS, options=options, ngram=ngram).rounds
-        )
+        return generate(self.target, drafter, text, new_tokens, options=options, ngram=ngram)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +94,13 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="module", params=SETUPS.values(), ids=SETUPS.keys())
 def served(request, tmp_path_factory) -> Any:
-    """A running engine; `rounds(oracle, text)` is how many the reference needs."""
+    """A running engine; `reference(oracle, text)` is how the reference answers in its place.
+
+    At most NEW_TOKENS, or as many as the third argument says.
+    """
     name, settings, flags = request.param
-    folder = drafter_folder(tmp_path_factory.mktemp("drafter"), name, settings)
+    drafter = dartree.GOLDEN / name
+    folder = steady(drafter, tmp_path_factory.mktemp("drafter"), "DARTREE", **settings)
     speculation = {
         "speculative_algorithm": "DARTREE",
         "speculative_draft_model_path": str(folder),
@@ -106,7 +108,9 @@ def served(request, tmp_path_factory) -> Any:
     with engine(str(dartree.GOLDEN / "target"), **(speculation | flags)) as running:
         width = flags.get("speculative_num_draft_tokens")
         options = DartreeOptions(**settings, **({} if width is None else {"budget": width - 1}))
-        running.rounds = lambda oracle, text: oracle.rounds(name, options, text)
+        running.reference = lambda oracle, text, new_tokens=NEW_TOKENS: oracle.answer(
+            name, options, text, new_tokens
+        )
         yield running
         assert flushes(running)
 
@@ -124,21 +128,11 @@ def flushes(running: Any, seconds: float = 10) -> bool:
     return True
 
 
-def drafter_folder(folder: Path, name: str, settings: dict[str, Any]) -> Path:
-    """A golden drafter with a dartree_config."""
-    (folder / "model.safetensors").symlink_to(dartree.GOLDEN / name / "model.safetensors")
-    config = json.loads((dartree.GOLDEN / name / "config.json").read_text())
-    # Wide trees for every request, where a CPU would narrow them to save time.
-    config["dartree_config"] = settings | {"cpu_rows": 4096}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def test_ids_of_plain_decoding_and_rounds_of_the_reference(served, oracle):
     for text, plain in zip(texts()[:6], oracle.plain, strict=False):
         answer = served.generate(input_ids=text, sampling_params=greedy(NEW_TOKENS))
         assert answer["output_ids"] == plain[:NEW_TOKENS]
-        rounds = served.rounds(oracle, text)
+        rounds = len(served.reference(oracle, text).rounds)
         assert answer["meta_info"]["spec_verify_ct"] == rounds
         length = (NEW_TOKENS - 1) / rounds
         assert answer["meta_info"]["spec_accept_length"] == pytest.approx(length)
@@ -160,7 +154,28 @@ def test_a_cached_prefix_drafts_as_a_fresh_one(served, oracle):
             answer = served.generate(input_ids=text, sampling_params=greedy(NEW_TOKENS))
             assert answer["output_ids"] == oracle.plain[index][NEW_TOKENS:]
         assert answer["meta_info"]["cached_tokens"] > 0
-        assert answer["meta_info"]["spec_verify_ct"] == served.rounds(oracle, text)
+        rounds = len(served.reference(oracle, text).rounds)
+        assert answer["meta_info"]["spec_verify_ct"] == rounds
+
+
+def test_chunks_and_another_tail_draft_as_a_fresh_prompt(served, oracle):
+    """A prompt of many chunks, then the same from the cache, then one that forks from it.
+
+    Ten times as long as the texts that the golden drafters were made with.
+    """
+    assert flushes(served)
+    golden = texts()[:2]
+    dice = random.Random(4)
+    long = [dice.randrange(255) for _ in range(600)] + golden[0]
+    # Inside a page, and inside a chunk.
+    fork = long[:490] + golden[1]
+    for text, cached in ((long, 0), (long, len(long) - 32), (fork, 480)):
+        answer = served.generate(input_ids=text, sampling_params=greedy(24))
+        reference = served.reference(oracle, text, 24)
+        assert answer["output_ids"] == reference.tokens
+        assert answer["meta_info"]["spec_verify_ct"] == len(reference.rounds)
+        assert answer["meta_info"]["cached_tokens"] >= cached
+        assert cached or not answer["meta_info"]["cached_tokens"]
 
 
 def test_a_stop_token_inside_a_run_ends_the_answer(served, oracle):

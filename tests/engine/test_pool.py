@@ -22,10 +22,11 @@ FLAGS = ("--max-total-tokens", POOL, "--page-size", 16)
 
 
 @pytest.fixture(scope="module")
-def dart(target: str, script: Any) -> Iterator[Api]:
+def served(target: str, script: Any) -> Iterator[Api]:
+    """DARTREE here, as DART serves the other modules that replay a script."""
     folder = script(wrong_token=0.05, wrong_sibling=0.1)
     flags = (
-        *("--speculative-algorithm", "DART", "--speculative-draft-model-path", folder),
+        *("--speculative-algorithm", "DARTREE", "--speculative-draft-model-path", folder),
         *("--speculative-num-draft-tokens", 24),
         # Admits more requests than will fit.
         *("--schedule-conservativeness", 0.1),
@@ -45,34 +46,34 @@ def settle(api: Api) -> None:
         time.sleep(0.2)
 
 
-def test_retracted_requests_resume_with_the_right_text(dart: Api, record) -> None:
-    answers = dart.generate(body(prompts(16), [greedy(96)] * 16))
+def test_retracted_requests_resume_with_the_right_text(served: Api, record) -> None:
+    answers = served.generate(body(prompts(16), [greedy(96)] * 16))
     for i, answer in enumerate(answers):
         assert answer["output_ids"] == expected(record, i, 96)
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
 
 
-def test_a_request_that_outgrows_the_pool_ends_alone(dart: Api, record) -> None:
+def test_a_request_that_outgrows_the_pool_ends_alone(served: Api, record) -> None:
     """SGLang keeps slots for two trees free, so the end comes that much before the pool's."""
     outgrows = body(prompts(16)[8], greedy(POOL))
-    status, said = dart.post("/generate", outgrows)
+    status, said = served.post("/generate", outgrows)
     assert status == 500
     assert "Out of memory" in said["message"]
-    with dart.stream("/generate", outgrows) as events:
+    with served.stream("/generate", outgrows) as events:
         *_, before, last = events
     assert before["output_ids"][:96] == expected(record, 8, 96)
     assert len(prompts(16)[8]) + len(before["output_ids"]) > POOL - 2 * 24 - 2 * 16
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
-    (answer,) = dart.generate(body([prompts(16)[8]], [greedy(20)]))
+    (answer,) = served.generate(body([prompts(16)[8]], [greedy(20)]))
     assert answer["output_ids"] == expected(record, 8, 20)
 
 
-def test_aborts_at_random_leave_the_others_alone(dart: Api, record) -> None:
+def test_aborts_at_random_leave_the_others_alone(served: Api, record) -> None:
     """One third hang up somewhere inside their answer."""
     dice = random.Random(0)
 
     def hang_up(number: int) -> None:
-        with dart.stream("/generate", body(prompts(16)[number], greedy(96))) as events:
+        with served.stream("/generate", body(prompts(16)[number], greedy(96))) as events:
             for _ in range(dice.randint(1, 6)):
                 # A short answer may have ended.
                 with suppress(StopIteration):
@@ -81,15 +82,15 @@ def test_aborts_at_random_leave_the_others_alone(dart: Api, record) -> None:
     leaving = [threading.Thread(target=hang_up, args=(i % 16,)) for i in range(8)]
     for thread in leaving:
         thread.start()
-    answers = dart.generate(body(prompts(16), [greedy(40)] * 16))
+    answers = served.generate(body(prompts(16), [greedy(40)] * 16))
     for thread in leaving:
         thread.join()
     for i, answer in enumerate(answers):
         assert answer["output_ids"] == expected(record, i, 40)
-    settle(dart)
+    settle(served)
 
 
-def test_500_mixed_requests_leave_the_pool_whole(dart: Api, record) -> None:
+def test_500_mixed_requests_leave_the_pool_whole(served: Api, record) -> None:
     dice = random.Random(1)
     for _ in range(10):
         index = [dice.randrange(16) for _ in range(50)]
@@ -101,7 +102,7 @@ def test_500_mixed_requests_leave_the_pool_whole(dart: Api, record) -> None:
             if dice.random() < 0.2:
                 fields["temperature"] = 1.0
             params.append(greedy(dice.randint(1, 30), **fields))
-        answers = dart.generate(body([prompts(16)[i] for i in index], params))
+        answers = served.generate(body([prompts(16)[i] for i in index], params))
         for i, answer, param in zip(index, answers, params, strict=True):
             ids = answer["output_ids"]
             assert answer["meta_info"]["completion_tokens"] == len(ids)
@@ -109,6 +110,6 @@ def test_500_mixed_requests_leave_the_pool_whole(dart: Api, record) -> None:
                 assert ids == expected(record, i, len(ids))
             if "stop_token_ids" not in param:
                 assert len(ids) == param["max_new_tokens"]
-    settle(dart)
-    assert dart.post("/flush_cache", {})[0] == 200
-    assert dart.used_slots() == 0
+    settle(served)
+    assert served.post("/flush_cache", {})[0] == 200
+    assert served.used_slots() == 0
