@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from sglang_dart.draft.dart import DartDrafter
+from sglang_dart.engine import patches
 from sglang_dart.engine.memory import room_for, tensor_bytes
 
 
@@ -46,3 +49,18 @@ def test_a_gpus_shortage_too() -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), room_for("x", "y"):
         raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "of_draft_worker", "size"),
+    [("DART", False, 1064), ("DARTREE", False, 1064), ("DART", True, None), (None, False, None)],
+)
+def test_a_slot_of_the_pool_costs_its_draft_kv_too(
+    monkeypatch: pytest.MonkeyPatch, algorithm, of_draft_worker, size
+) -> None:
+    spec = SimpleNamespace(speculative_algorithm=algorithm)
+    monkeypatch.setattr(patches, "get_spec", lambda: spec)
+    asked = SimpleNamespace(
+        is_draft_worker=of_draft_worker, spec_algorithm=SimpleNamespace(draft_bytes_per_slot=64)
+    )
+    assert patches._cell_size(1000, None, asked, 8) == size
