@@ -156,6 +156,7 @@ def expandable(candidates: Candidates, recipe: TreeRecipe) -> int:
 
 def root_only(root: torch.Tensor, length: torch.Tensor) -> tuple[Tree, PackedTree]:
     """Trees that draft nothing, behind `length` tokens: the verify step is then plain decoding."""
+    root = root.contiguous()
     none, zero = root.new_full((len(root), 1), -1).int(), root.new_zeros(len(root), 1).int()
     tree = Tree(root[:, None], none, zero, zero.float())
     token = tree.token.to(length.device, non_blocking=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dart.tree.plan import TreePlanner
+from sglang_dart.tree.plan import TreePlanner, root_only
 from sglang_dart.tree.recipe import beam, pruned
 
 RECIPES = {"chain": None, "beam": beam, "pruned": pruned}
@@ -27,3 +27,13 @@ def test_value_is_what_nodes_are_kept_by(make_candidates, check, name, width):
     value = planner.value(tree)
     torch.testing.assert_close(value, tree.score + bonus * tree.depth)
     assert (value[:, 0] == 0).all()
+
+
+def test_roots_alone_are_laid_out_as_kernels_want_them() -> None:
+    tail = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    tree, packed = root_only(tail[:, -1], torch.tensor([7, 9]))
+    assert tree.token.tolist() == packed.token.tolist() == [[3], [6]]
+    assert packed.position.tolist() == [[7], [9]]
+    links = (packed.token, packed.position, packed.first_child, packed.next_sibling)
+    assert all(column.stride() == (1, 1) for column in links)
+    assert packed.mask.all()
