@@ -182,18 +182,24 @@ def test_every_captured_width_gives_the_ids_of_plain_decoding(
 def test_the_width_follows_what_rounds_take_and_bring(target, drafter, texts, plain):
     """As served by default: other ids nowhere, and figures that say why."""
     speculative = {"speculative-algorithm": "DART", "speculative-draft-model-path": drafter}
-    graphs = {"cuda-graph-max-bs-decode": 8, "max-total-tokens": 32768, "dtype": "float16"}
+    graphs = {
+        "cuda-graph-max-bs-decode": 8,
+        "max-total-tokens": 32768,
+        "dtype": "float16",
+        "decode-log-interval": 1,
+    }
     flags = [
         part for name, value in (speculative | graphs).items() for part in (f"--{name}", value)
     ]
     switches = ("--skip-tokenizer-init", "--enable-metrics", "--disable-prefill-cuda-graph")
     with server(target, *flags, *switches) as served:
-        for index in ([3], [4, 5, 6], range(7), range(12), [3], range(7)):
+        # All 12 are more than any graph takes.
+        for index in ([3], [4, 5, 6], range(7), [3], range(7), range(12)):
+            log = served.log.read_text()
             bodies = [{"input_ids": texts[i], "sampling_params": greedy(NEW_TOKENS)} for i in index]
             clear, _ = clear_differences(served.at_once(bodies), plain, index)
             assert clear == []
         _, text = served.get("/metrics")
-        log = served.log.read_text()
     found = re.findall(r'sglang_dart:steps_total\{[^}]*width="(\d+)"[^}]*\} (\S+)', text)
     steps = {int(width): float(count) for width, count in found}
     print(f"rounds by width: {steps}")
@@ -202,6 +208,7 @@ def test_the_width_follows_what_rounds_take_and_bring(target, drafter, texts, pl
     assert set(steps) <= set(widths)
     assert len(steps) > 1
     assert f"verify graphs for {'/'.join(map(str, widths))} rows a request" in log
+    assert set(re.findall(r"Decode batch.*cuda graph: (\w+)", log)) == {"True"}
     (seconds,) = re.findall(r"^sglang_dart:expected_seconds\{[^}]*\} (\S+)$", text, re.M)
     assert 0 < float(seconds) < 1
 
