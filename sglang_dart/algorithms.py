@@ -124,7 +124,7 @@ def load_method(name: str, source: str | None, revision: str | None) -> Method:
         )
     raw = read_json(source, CONFIG, revision)
     is_dart = name.upper() == "DART"
-    options = load_dart_options(raw) if is_dart else load_dartree_options(raw)
+    options = (load_dart_options if is_dart else load_dartree_options)(raw, source)
     if options.ngram is not None:
         find_file(options.ngram)
     if scripted.ARCHITECTURE in raw.get("architectures", ()):

@@ -125,7 +125,7 @@ def _drafter(algorithm: str, target: str, *, default_target: bool) -> Drafter:
     """The trained drafter of the default target if it is at hand, else an untrained one."""
     name = TRAINED[algorithm]
     if default_target:
-        for home in (Path.cwd() / "models", Path(__file__).parent / "models", cache_dir()):
+        for home in (Path.cwd() / "models", Path(__file__).parents[1] / "models", cache_dir()):
             if (home / name / "config.json").is_file():
                 return Drafter(str(home / name), "trained for this target", trained=True)
     if not Path(target).is_dir():

@@ -80,20 +80,28 @@ class DartreeOptions(TreeOptions):
     """Of variant pruned: added to a node's score for each level when nodes are kept."""
 
 
-def load_dart_options(drafter_config: Mapping[str, Any]) -> DartOptions:
-    """Merge the sources above. Raises ValueError, one line, naming the source and the key."""
-    return _load(DartOptions, "dart_config", drafter_config)
+def load_dart_options(drafter_config: Mapping[str, Any], folder: str = "") -> DartOptions:
+    """Merge the sources above. Raises ValueError, one line, naming the source and the key.
+
+    folder: the drafter's, where a relative path of an n-gram model in its config.json begins.
+    """
+    return _load(DartOptions, "dart_config", drafter_config, folder)
 
 
-def load_dartree_options(drafter_config: Mapping[str, Any]) -> DartreeOptions:
-    """Merge the sources above. Raises ValueError, one line, naming the source and the key."""
-    return _load(DartreeOptions, "dartree_config", drafter_config)
+def load_dartree_options(drafter_config: Mapping[str, Any], folder: str = "") -> DartreeOptions:
+    """Merge the sources above. Raises ValueError, one line, naming the source and the key.
+
+    folder: the drafter's, where a relative path of an n-gram model in its config.json begins.
+    """
+    return _load(DartreeOptions, "dartree_config", drafter_config, folder)
 
 
-def _load(kind: type[Options], key: str, drafter_config: Mapping[str, Any]) -> Options:
+def _load(
+    kind: type[Options], key: str, drafter_config: Mapping[str, Any], folder: str
+) -> Options:
     settings: dict[str, Any] = {}
     for source, given in (
-        (f"{key} in the drafter's config.json", drafter_config.get(key, {})),
+        (f"{key} in the drafter's config.json", _located(drafter_config.get(key, {}), folder)),
         (ENVIRONMENT, _from_environment()),
     ):
         if not isinstance(given, Mapping):
@@ -102,6 +110,14 @@ def _load(kind: type[Options], key: str, drafter_config: Mapping[str, Any]) -> O
         # Validated source by source, so that an error names the one that holds it.
         options = _validate(kind, source, settings)
     return options
+
+
+def _located(given: Any, folder: str) -> Any:
+    """The drafter's own settings, with the n-gram model that lies beside the drafter found."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("ngram"), str):
+        return given
+    beside = Path(folder, given["ngram"])
+    return {**given, "ngram": str(beside)} if beside.is_file() else given
 
 
 def _from_environment() -> Any:

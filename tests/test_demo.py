@@ -21,6 +21,7 @@ from sglang_dart.draft.dflash_config import check_target, read_dflash_config
 from sglang_dart.draft.domino import load_domino
 from sglang_dart.measure.client import Reply
 from sglang_dart.measure.server import free_port
+from sglang_dart.options import ENVIRONMENT
 from sglang_dart.train.export import (
     write_untrained_dart_head,
     write_untrained_domino_drafter,
@@ -134,6 +135,28 @@ def test_failed_download_leaves_no_folder(
     assert list((tmp_path / "models").iterdir()) == []
 
 
+MODELS = Path(__file__).parents[1] / "models"
+
+
+@pytest.mark.parametrize(
+    ("file", "megabytes"),
+    [
+        ("smollm2-135m-dart/model.safetensors", 20),
+        ("smollm2-135m-domino/model.safetensors", 26),
+        ("smollm2-135m-ngram/3gram.ngram", 6),
+    ],
+)
+def test_shipped_files_stay_small(file: str, megabytes: int) -> None:
+    assert (MODELS / file).stat().st_size <= megabytes * 10**6
+
+
+def test_shipped_head_brings_its_ngram_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    found = load_method("DART", str(MODELS / "smollm2-135m-dart"), None).options.ngram
+    assert found is not None
+    assert Path(found).samefile(MODELS / "smollm2-135m-ngram/3gram.ngram")
+
+
 @pytest.mark.server
 def test_prepared_target_is_the_published_model() -> None:
     from transformers import AutoTokenizer, GenerationConfig
@@ -165,7 +188,9 @@ def test_demo_shows_both_servers_and_leaves_none() -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert "Paris" in result["answers"][0]
     assert result["identical"] == 1
-    assert result["accept_length"] >= 1
+    # The shipped head and n-gram model, not an untrained one.
+    assert result["drafter_trained"]
+    assert result["accept_length"] > 1.5
     assert result["tokens_per_s"] > 0
     assert result["speed_ratio"] == pytest.approx(
         result["tokens_per_s"] / result["plain_tokens_per_s"]

@@ -1,6 +1,7 @@
 """Where settings come from, and what is said about wrong ones."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,19 @@ def test_environment_may_name_a_file(monkeypatch, tmp_path):
     path.write_text(json.dumps({"beam": 4}))
     monkeypatch.setenv(ENVIRONMENT, str(path))
     assert load_dart_options({}).beam == 4
+
+
+def test_an_ngram_model_may_lie_beside_the_drafter(monkeypatch, tmp_path):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "3gram.ngram").touch()
+    config = {"dart_config": {"ngram": "../3gram.ngram"}}
+    found = load_dart_options(config, str(tmp_path / "drafter")).ngram
+    assert Path(found).samefile(tmp_path / "3gram.ngram")
+    # A hub's file, or one that is missing, keeps the name that the config gave it.
+    assert load_dart_options(config, "repo/id").ngram == "../3gram.ngram"
+    monkeypatch.setenv(ENVIRONMENT, '{"ngram": null}')
+    assert load_dart_options(config, str(tmp_path / "drafter")).ngram is None
 
 
 @pytest.mark.parametrize(
