@@ -10,7 +10,8 @@
 # --sets: measured by stage eval (first turns) and kept out of the data; --exclude: only kept out.
 # TARGET names the target's folder (by default the demo's), RUN the folder for everything made.
 # DATA_FLAGS, DART_FLAGS, DOMINO_FLAGS and EVAL_FLAGS are added to a stage's command; SERVER_FLAGS
-# go to the servers of parity gates and evaluation.
+# go to the servers of parity gates and evaluation. To go on from drafters that were trained before:
+#   DART_FLAGS='--start OLD/dart/head --lr 3e-4' RUN=NEW examples/train_smollm2.sh --stages dart
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}

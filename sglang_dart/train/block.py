@@ -10,13 +10,23 @@ from typing import Any, Literal, get_args
 import numpy as np
 from transformers import AutoTokenizer
 
-from sglang_dart.draft.dflash_config import default_taps, parse_dflash_config
+from sglang_dart.draft.dflash_config import (
+    NESTED,
+    default_taps,
+    parse_dflash_config,
+    read_dflash_config,
+)
 from sglang_dart.train.block_method import BlockMethod
 from sglang_dart.train.capture import FrozenTarget
 from sglang_dart.train.card import Card
 from sglang_dart.train.corpus import Corpus
 from sglang_dart.train.export import dflash_config
-from sglang_dart.train.initial import initial_block_model, mask_token
+from sglang_dart.train.initial import (
+    given_block_model,
+    given_config,
+    initial_block_model,
+    mask_token,
+)
 from sglang_dart.train.run import OnStep, Ready, Settings, Trained, train
 
 Labels = Literal["text", "target"]
@@ -40,6 +50,25 @@ class BlockSettings(Settings):
     borrow: bool = True
     chunk: int = 2048
 
+    @classmethod
+    def fixed_by(cls, start: str) -> dict[str, Any]:
+        """The drafter's layers and block, and what it reads."""
+        config = read_dflash_config(start)
+        if (config.domino is not None) != issubclass(cls, DominoSettings):
+            kind = "dflash" if config.domino is None else "domino"
+            raise ValueError(f"{start}: a {kind} drafter; continue it with `train {kind}`")
+        taps = config.target_layer_ids
+        fixed = {
+            "layers": config.num_hidden_layers,
+            "taps": None if taps is None else tuple(taps),
+            "block_size": config.block_size,
+            "intermediate_size": config.intermediate_size,
+        }
+        # Early checkpoints name the mask by its text only.
+        if config.mask_token_id is not None:
+            fixed["mask_token_id"] = config.mask_token_id
+        return fixed
+
 
 @dataclass(frozen=True)
 class DominoSettings(BlockSettings):
@@ -50,6 +79,14 @@ class DominoSettings(BlockSettings):
     emb_dim: int = 256
     gru_hidden_dim: int = 1024
     base_until: float = 0.5
+
+    @classmethod
+    def fixed_by(cls, start: str) -> dict[str, Any]:
+        """The causal head's sizes as well."""
+        fixed, domino = super().fixed_by(start), read_dflash_config(start).domino
+        assert domino is not None
+        names = ("shift_label", "emb_dim", "gru_hidden_dim")
+        return fixed | {name: getattr(domino, name) for name in names}
 
 
 def train_block(
@@ -74,6 +111,7 @@ class BlockRecipe:
     def __post_init__(self) -> None:
         if self.settings.labels not in get_args(Labels):
             raise ValueError(f"--labels {self.settings.labels}: must be text or target")
+        self.settings.check_start()
 
     def taps(self, layers: int) -> Sequence[int]:
         """Those of the settings, or as many as the drafter has layers. Raises ValueError."""
@@ -89,27 +127,19 @@ class BlockRecipe:
     def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
         """The drafter, its mask token chosen. Raises ValueError."""
         settings = self.settings
-        mask = settings.mask_token_id
-        vocab_size = target.config.vocab_size
-        if mask is None:
-            mask = _unused_token(settings.model, train, vocab_size)
-        elif mask >= vocab_size:
-            raise ValueError(f"--mask-token-id {mask}: the target has {vocab_size} tokens")
-        raw = dflash_config(
-            target.config.to_dict(),
-            layers=settings.layers,
-            taps=self.taps(target.config.num_hidden_layers),
-            block_size=settings.block_size,
-            mask_token_id=mask,
-            intermediate_size=settings.intermediate_size,
-            domino=_domino_fields(settings),
-        )
-        config = parse_dflash_config(raw, "the drafter's settings")
-        model = initial_block_model(
-            config, target, borrow=settings.borrow, seed=settings.loop.seed
-        ).to(target.lm_head.device)
+        mask = self._mask_token(target, train)
+        if settings.start is None:
+            raw = self._config(target, mask)
+            config = parse_dflash_config(raw, "the drafter's settings")
+            model = initial_block_model(
+                config, target, borrow=settings.borrow, seed=settings.loop.seed
+            )
+        else:
+            model = given_block_model(settings.start, target)
+            raw = given_config(model.config.raw)
+            raw[NESTED] = raw.get(NESTED, {}) | {"mask_token_id": mask}
         method = BlockMethod(
-            model,
+            model.to(target.lm_head.device),
             target.model.get_input_embeddings().weight,
             target.lm_head,
             mask_token_id=mask,
@@ -120,6 +150,32 @@ class BlockRecipe:
             chunk=settings.chunk,
         )
         return Ready(method, raw, model.state_dict, _card(settings, method.levels, mask))
+
+    def _mask_token(self, target: FrozenTarget, train: Corpus) -> int:
+        settings, vocab_size = self.settings, target.config.vocab_size
+        mask = settings.mask_token_id
+        if mask is None and settings.start is not None:
+            raise ValueError(
+                f"{settings.start}: its config.json has no mask_token_id; name one with "
+                "--mask-token-id"
+            )
+        if mask is None:
+            return _unused_token(settings.model, train, vocab_size)
+        if mask >= vocab_size:
+            raise ValueError(f"--mask-token-id {mask}: the target has {vocab_size} tokens")
+        return mask
+
+    def _config(self, target: FrozenTarget, mask: int) -> dict[str, Any]:
+        settings = self.settings
+        return dflash_config(
+            target.config.to_dict(),
+            layers=settings.layers,
+            taps=self.taps(target.config.num_hidden_layers),
+            block_size=settings.block_size,
+            mask_token_id=mask,
+            intermediate_size=settings.intermediate_size,
+            domino=_domino_fields(settings),
+        )
 
 
 def _domino_fields(settings: BlockSettings) -> Mapping[str, Any] | None:

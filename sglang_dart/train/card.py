@@ -57,8 +57,8 @@ round (bonus included, no tree, no n-gram), counted from every position alike{_b
 {data["dropped_texts"]} texts dropped for having none. {card.data}
 
 ## Training
-{summary["parameters"]} parameters, {summary["step"]} steps, {summary["tokens"]} tokens seen
-(padding included), {summary["seconds"]:.0f} s.
+{_origin(settings)}{summary["parameters"]} parameters, {summary["step"]} steps,
+{summary["tokens"]} tokens seen (padding included), {summary["seconds"]:.0f} s.
 
 ```
 {summary["command"]}
@@ -68,6 +68,11 @@ round (bonus included, no tree, no n-gram), counted from every position alike{_b
 {json.dumps(settings, indent=2)}
 ```
 """
+
+
+def _origin(settings: Mapping[str, Any]) -> str:
+    start = settings.get("start")
+    return "" if start is None else f"Began from the weights of `{start}`. "
 
 
 def _base(scores: Mapping[str, Any]) -> str:

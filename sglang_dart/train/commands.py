@@ -31,6 +31,10 @@ IntermediateSize = Annotated[
     int | None, typer.Option(min=1, help="MLP width. Default: the target's.")
 ]
 Borrow = Annotated[bool, typer.Option(help="Start from the target's weights where they fit.")]
+Start = Annotated[
+    str | None,
+    typer.Option(help="Start from this drafter, a folder or a hub id; it fixes all sizes."),
+]
 MaxLength = Annotated[int, typer.Option(min=8, help="Texts are cut here.")]
 HeldOut = Annotated[float, typer.Option(min=0, max=0.5, help="Share of texts for validation.")]
 LogInterval = Annotated[int, typer.Option(min=1)]
@@ -82,6 +86,7 @@ def dart(
     intermediate_size: IntermediateSize = None,
     final_norm_passes: Annotated[int, typer.Option(min=1, max=2)] = 2,
     borrow: Borrow = True,
+    start: Start = None,
     max_length: MaxLength = 2048,
     held_out: HeldOut = 0.01,
     log_interval: LogInterval = 20,
@@ -130,6 +135,7 @@ def dflash(
     decay: Decay = 7.0,
     labels: LabelKind = "text",
     borrow: Borrow = True,
+    start: Start = None,
     max_length: MaxLength = 2048,
     held_out: HeldOut = 0.01,
     log_interval: LogInterval = 20,
@@ -185,6 +191,7 @@ def domino(
     decay: Decay = 7.0,
     labels: LabelKind = "text",
     borrow: Borrow = True,
+    start: Start = None,
     max_length: MaxLength = 2048,
     held_out: HeldOut = 0.01,
     log_interval: LogInterval = 20,
@@ -213,12 +220,15 @@ def _train(algorithm: str, kind: type, train: Callable[..., Any], given: Mapping
     """Train with the settings of class `kind` that a command was given, then pass the gate."""
     from sglang_dart.train.loop import LoopSettings
 
+    if "taps" in given:
+        given = {**given, "taps": _layers(given["taps"])}
     device, precision = _machine(given["device"], given["precision"])
+    if given["start"] is not None:
+        given = {**given, **_as_started(kind, given)}
     settings = kind(
         **_fields(kind, given)
         | {"data": tuple(map(str, given["data"])), "precision": precision}
         | {"loop": LoopSettings(**_fields(LoopSettings, given))}
-        | ({"taps": _layers(given["taps"])} if "taps" in given else {})
     )
     if is_main_process():
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -277,6 +287,21 @@ def _machine(device: str, precision: str) -> tuple[str, str]:
     if precision not in ("bf16", "fp32") or device not in ("cuda", "cpu"):
         raise ValueError(f"--device {device} --precision {precision}: cuda or cpu, bf16 or fp32")
     return device, precision
+
+
+def _as_started(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What --start makes of options that were not given; those that were are checked later."""
+
+    def is_default(name: str) -> bool:
+        source = given["context"].get_parameter_source(name)
+        return source is None or source.name == "DEFAULT"
+
+    if not is_default("borrow"):
+        flag = "--borrow" if given["borrow"] else "--no-borrow"
+        raise ValueError(f"{flag}: with --start all weights are {given['start']}'s; leave it out")
+    # A head that has learned already needs no time in which only the backbone learns.
+    found = {"borrow": False, "base_until": 0.0} | kind.fixed_by(given["start"])
+    return {name: value for name, value in found.items() if is_default(name)}
 
 
 def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from sglang_dart.draft.checkpoint import DartConfig
+from sglang_dart.draft.checkpoint import DartConfig, read_config
 from sglang_dart.draft.dart import DartHead, dart_taps
+from sglang_dart.options import load_dart_options
 from sglang_dart.train.capture import FrozenTarget
 from sglang_dart.train.card import Card
 from sglang_dart.train.corpus import Corpus, count_tokens
 from sglang_dart.train.export import dart_config
-from sglang_dart.train.initial import draft_vocabulary, initial_head
+from sglang_dart.train.initial import draft_vocabulary, given_config, given_head, initial_head
 from sglang_dart.train.method import DartMethod
 from sglang_dart.train.run import OnStep, Ready, Settings, Trained, train
 
@@ -31,6 +32,17 @@ class DartSettings(Settings):
     final_norm_passes: int = 2
     borrow: bool = True
     chunk: int = 512
+
+    @classmethod
+    def fixed_by(cls, start: str) -> dict[str, Any]:
+        """The head's sizes, and how often its final norm is applied."""
+        config = read_config(start)
+        return {
+            "draft_length": config.draft_length,
+            "draft_vocab_size": config.draft_vocab_size,
+            "intermediate_size": config.intermediate_size,
+            "final_norm_passes": load_dart_options(config.raw, start).final_norm_passes,
+        }
 
 
 def train_dart(
@@ -52,23 +64,34 @@ class DartRecipe:
 
     settings: DartSettings
 
+    def __post_init__(self) -> None:
+        self.settings.check_start()
+
     def taps(self, layers: int) -> Sequence[int]:
         """The head's three layers."""
         return dart_taps(layers)
 
     def prepare(self, target: FrozenTarget, train: Corpus) -> Ready:
-        """The head over the most frequent answer tokens."""
+        """The head over the most frequent answer tokens, or over those of the one given."""
         settings, vocab_size = self.settings, target.config.vocab_size
-        config, vocabulary = _head_config(settings, target, train)
+        if settings.start is None:
+            config, vocabulary = _head_config(settings, target, train)
+            known = DartConfig.__dataclass_fields__.keys() & config.keys()
+            head = initial_head(
+                DartConfig(**{name: config[name] for name in known}),
+                target,
+                vocabulary,
+                borrow=settings.borrow,
+                seed=settings.loop.seed,
+            )
+        else:
+            head = given_head(settings.start, target)
+            config, vocabulary = given_config(head.config.raw), head.target_id()
+        # The head must be served as it was trained, whatever the default is.
+        own = {"final_norm_passes": settings.final_norm_passes}
+        config["dart_config"] = config.get("dart_config", {}) | own
         count = torch.from_numpy(count_tokens(train, vocab_size))
         coverage = round(float(count[vocabulary].sum() / count.sum()), 5)
-        head = initial_head(
-            DartConfig(**{k: config[k] for k in DartConfig.__dataclass_fields__ if k in config}),
-            target,
-            vocabulary,
-            borrow=settings.borrow,
-            seed=settings.loop.seed,
-        )
         method = DartMethod(
             head.to(target.lm_head.device),
             target.model.get_input_embeddings().weight,
@@ -81,7 +104,7 @@ class DartRecipe:
             method,
             config,
             lambda: _tensors(head, vocab_size),
-            _card(config, coverage),
+            _card(config, coverage, settings.start),
             {"vocabulary_coverage": coverage},
         )
 
@@ -106,18 +129,17 @@ def _head_config(
     config = dart_config(given, draft_length=settings.draft_length, draft_vocab_size=size)
     config["intermediate_size"] = settings.intermediate_size or config["intermediate_size"]
     config["dtype"] = "bfloat16"
-    # The head must be served as it was trained, whatever the default is.
-    config["dart_config"] = {"final_norm_passes": settings.final_norm_passes}
     return config, vocabulary
 
 
-def _card(config: Mapping[str, Any], coverage: float) -> Card:
+def _card(config: Mapping[str, Any], coverage: float, start: str | None) -> Card:
+    size = config["draft_vocab_size"]
+    chosen = f"the {size} most frequent answer tokens" if start is None else f"`{start}`'s"
     return Card(
         kind="DART head",
         algorithm="DART",
         tags=("dart",),
         drafts=config["draft_length"] + 1,
         hits="whose best draft token is the target's",
-        data=f"The draft vocabulary is the {config['draft_vocab_size']} most frequent answer "
-        f"tokens, {coverage:.2%} of all.",
+        data=f"The draft vocabulary is {chosen}, {coverage:.2%} of all answer tokens.",
     )

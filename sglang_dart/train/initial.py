@@ -1,19 +1,20 @@
-"""Where drafters start: vocabulary and mask token, and weights borrowed from the target."""
+"""Where drafters start: vocabulary, mask token, weights of the target or of another drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from sglang_dart.draft.checkpoint import DartConfig
+from sglang_dart.draft import dart, dflash_config
+from sglang_dart.draft.checkpoint import DartConfig, read_config
 from sglang_dart.draft.dart import DartHead
 from sglang_dart.draft.dflash import DFlashModel
-from sglang_dart.draft.dflash_config import DFlashConfig
-from sglang_dart.draft.domino import DominoModel
+from sglang_dart.draft.dflash_config import DFlashConfig, read_dflash_config
+from sglang_dart.draft.domino import DominoModel, load_block_model
 from sglang_dart.train.capture import FrozenTarget
 
 
@@ -59,6 +60,21 @@ def initial_head(
         _borrow_output(head, target, vocabulary)
         _borrow_layer(head, target)
     return head
+
+
+def given_head(source: str, target: FrozenTarget) -> DartHead:
+    """The head in the published layout at `source`, in float32.
+
+    Raises ValueError if its files do not match or it belongs to another target.
+    """
+    config = read_config(source)
+    dart.check_target(
+        source,
+        config,
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.config.vocab_size,
+    )
+    return dart.load_head(source, config)
 
 
 def mask_token(count: np.ndarray, named: int, spare: Collection[int]) -> int:
@@ -113,6 +129,26 @@ def initial_block_model(
                 )
             _borrow_mlp(own.mlp, given.mlp)
     return model
+
+
+def given_block_model(source: str, target: FrozenTarget) -> DFlashModel:
+    """The block drafter in the published layout at `source`, in float32. Raises as `given_head`."""
+    config = read_dflash_config(source)
+    dflash_config.check_target(
+        source,
+        config,
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.config.vocab_size,
+        layers=target.config.num_hidden_layers,
+    )
+    return load_block_model(source, config)
+
+
+def given_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a drafter that began from one with config.json `raw`."""
+    # What describes the weights of that one alone; they are written anew.
+    spent = ("torch_dtype", "transformers_version", "trained")
+    return {k: v for k, v in raw.items() if k not in spent} | {"dtype": "bfloat16"}
 
 
 def _borrow_output(head: DartHead, target: FrozenTarget, vocabulary: torch.Tensor) -> None:

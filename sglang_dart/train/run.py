@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +36,24 @@ class Settings:
     precision: str
     max_length: int = 2048
     held_out: float = 0.01
+    start: str | None = None
+    """A drafter to begin from, folder or hub id: what it fixes must be set to the same."""
+
+    @classmethod
+    def fixed_by(cls, start: str) -> dict[str, Any]:
+        """Settings that follow from beginning at this drafter. Raises ValueError if it is unfit."""
+        raise NotImplementedError
+
+    def check_start(self) -> None:
+        """Raise ValueError, naming both values, if a setting is not what `start` fixes."""
+        if self.start is None:
+            return
+        for name, fixed in self.fixed_by(self.start).items():
+            if (own := getattr(self, name)) != fixed:
+                raise ValueError(
+                    f"{_option(name, own)}: the drafter {self.start} has {_option(name, fixed)}; "
+                    "leave the option out or start from another drafter"
+                )
 
 
 @dataclass(frozen=True)
@@ -96,11 +115,15 @@ def train(
     corpus = load_corpus(settings.data, target.config.vocab_size, settings.max_length)
     texts, held_out = corpus.split(settings.held_out)
     facts = _data_facts(corpus, texts, held_out)
+    ready = recipe.prepare(target, texts)
     if accelerator.is_main_process:
-        claim_folder(folder, asdict(settings) | {"data_facts": facts})
+        claimed = asdict(settings) | {"data_facts": facts}
+        if settings.start is not None:
+            # A resumed run must not begin from what has since been put in the same place.
+            claimed["start_crc32"] = _crc32(ready.tensors())
+        claim_folder(folder, claimed)
     accelerator.wait_for_everyone()
 
-    ready = recipe.prepare(target, texts)
     facts |= ready.facts
     resumed = newest_checkpoint(folder)
     if accelerator.is_main_process:
@@ -124,6 +147,21 @@ def train(
         (head / "README.md").write_text(model_card(ready.card, summary, asdict(settings)))
     accelerator.wait_for_everyone()
     return Trained(folder / "head", scores, held_out, summary)
+
+
+def _option(name: str, value: Any) -> str:
+    """A setting as on the command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def _crc32(tensors: Mapping[str, torch.Tensor]) -> int:
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].detach().cpu().numpy().tobytes(), found)
+    return found
 
 
 def _as_published(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
