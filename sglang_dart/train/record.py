@@ -106,28 +106,35 @@ def read_log(path: Path) -> list[dict[str, str]]:
 
 
 def draw(log: Path, picture: Path) -> None:
-    """Draw loss and accuracy of each level against the tokens seen."""
+    """Draw loss, accuracy of each level and accept length of a chain against the tokens seen."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
     records = read_log(log)
-    for split, style in (("train", "-"), ("held-out", "o--")):
-        rows = [row for row in records if row["split"] == split]
-        if not rows:
-            continue
-        left.plot(_column(rows, "tokens"), _column(rows, "loss"), style, label=split, ms=3)
-        if split == "held-out":
-            for name in (name for name in rows[0] if name.startswith("accuracy_")):
-                label = f"level {name.removeprefix('accuracy_')}"
-                right.plot(_column(rows, "tokens"), _column(rows, name), style, label=label, ms=3)
+    held_out = [row for row in records if row["split"] == "held-out"]
+    train = [row for row in records if row["split"] == "train"]
+    for rows, style, label in ((train, "-", "train"), (held_out, "o--", "held-out")):
+        if rows:
+            left.plot(_column(rows, "tokens"), _column(rows, "loss"), style, label=label, ms=3)
+    if held_out:
+        seen = _column(held_out, "tokens")
+        levels = [name for name in held_out[0] if name.startswith("accuracy_")]
+        shades = pyplot.get_cmap("viridis")
+        for index, name in enumerate(levels):
+            label = f"level {name.removeprefix('accuracy_')}"
+            shade = shades(index / len(levels))
+            middle.plot(seen, _column(held_out, name), "o--", label=label, ms=3, color=shade)
+        right.plot(seen, _column(held_out, "chain"), "o--", label="greedy chain", ms=3)
     left.set(xlabel="tokens seen", ylabel="loss", yscale="log")
-    right.set(xlabel="tokens seen", ylabel="accuracy (held-out)", ylim=(0, 1))
-    for axes in (left, right):
+    middle.set(xlabel="tokens seen", ylabel="accuracy (held-out)", ylim=(0, 1))
+    right.set(xlabel="tokens seen", ylabel="accept length (held-out)")
+    for axes in (left, middle, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        if axes.lines:
+            axes.legend(fontsize=7, loc="best", ncols=2)
     figure.savefig(picture, dpi=110)
     pyplot.close(figure)
 
