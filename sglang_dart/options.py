@@ -96,9 +96,7 @@ def load_dartree_options(drafter_config: Mapping[str, Any], folder: str = "") ->
     return _load(DartreeOptions, "dartree_config", drafter_config, folder)
 
 
-def _load(
-    kind: type[Options], key: str, drafter_config: Mapping[str, Any], folder: str
-) -> Options:
+def _load(kind: type[Options], key: str, drafter_config: Mapping[str, Any], folder: str) -> Options:
     settings: dict[str, Any] = {}
     for source, given in (
         (f"{key} in the drafter's config.json", _located(drafter_config.get(key, {}), folder)),
