@@ -87,26 +87,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         correct = torch.empty(len(states), dtype=torch.bool, device=hidden.device)
         base_correct = torch.empty_like(correct)
         for part, label, prob in labels.chunks(chunk, lm_head):
+            own, slope = weight[part], None
             base = states[part] @ lm_head.T
             base_correct[part] = base.argmax(-1) == label
-            slope = None
             if base_share > 0:
-                loss, slope = _entropy(base, label, prob, base_share * weight[part], needed)
-                total += loss
+                loss, slope = _entropy(base, label, prob, needed)
+                total += base_share * (own * loss).sum()
             if low is None:
                 correct[part] = base_correct[part]
             else:
                 final = torch.addmm(base, lows[part], ups.T)
                 correct[part] = final.argmax(-1) == label
             if base_share < 1:
-                loss, own = _entropy(final, label, prob, (1 - base_share) * weight[part], needed)
-                total += loss
-                if own is not None:
-                    d_low[part] = own.to(dtype) @ ups
-                    d_up += own.to(dtype).T @ lows[part]
-                    slope = own if slope is None else slope.add_(own)
+                loss, steep = _entropy(final, label, prob, needed)
+                total += (1 - base_share) * (own * loss).sum()
+                if steep is not None:
+                    # A row's weight counts in its products, which are far smaller than its logits.
+                    final_weight = (1 - base_share) * own[:, None]
+                    d_low[part] = final_weight * (steep @ ups)
+                    d_up += steep.T @ (final_weight * lows[part]).to(dtype)
+                    slope = steep if slope is None else slope.lerp_(steep, 1 - base_share)
             if slope is not None:
-                d_hidden[part] = slope.to(dtype) @ lm_head
+                d_hidden[part] = own[:, None] * (slope @ lm_head)
         ctx.mark_non_differentiable(correct, base_correct)
         if needed:
             ctx.save_for_backward(d_hidden, *(() if low is None else (d_low, d_up)))
@@ -123,25 +125,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _entropy(
-    logit: torch.Tensor,
-    label: torch.Tensor,
-    prob: torch.Tensor | None,
-    weight: torch.Tensor,
-    needed: bool,
+    logit: torch.Tensor, label: torch.Tensor, prob: torch.Tensor | None, needed: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weighted sum of cross-entropies, and its slope [r, V] float32 in the logits if needed."""
-    logit = logit.float()
-    log_norm = logit.logsumexp(-1)
-    if prob is None:
-        wanted = logit.gather(1, label[:, None]).squeeze(1)
-    else:
-        wanted = torch.linalg.vecdot(prob, logit)
-    loss = (weight * (log_norm - wanted)).sum()
+    """Cross-entropies [r] float32, and their slopes [r, V] in the logits' dtype if needed.
+
+    Logits are many: time goes into reading and writing them, so there are few passes.
+    """
+    log_prob = logit.log_softmax(-1, dtype=torch.float32)
+    if prob is not None:
+        loss = -torch.linalg.vecdot(prob, log_prob)
+        return loss, log_prob.exp_().sub_(prob).to(logit.dtype) if needed else None
+    wanted = log_prob.gather(1, label[:, None])
     if not needed:
-        return loss, None
-    slope = (logit - log_norm[:, None]).exp_()
-    if prob is None:
-        slope.scatter_add_(1, label[:, None], slope.new_full((len(label), 1), -1.0))
-    else:
-        slope.sub_(prob)
-    return loss, slope.mul_(weight[:, None])
+        return -wanted.squeeze(1), None
+    slope = torch.empty_like(logit)
+    torch.exp(log_prob, out=slope)
+    # Where a probability is near 1, rounding it would lose what is left to learn.
+    slope.scatter_(1, label[:, None], torch.expm1(wanted).to(slope.dtype))
+    return -wanted.squeeze(1), slope
