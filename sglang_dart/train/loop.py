@@ -197,9 +197,11 @@ class Loop:
         found = self.model(batch, capture)
         self.accelerator.backward(found.loss)
         gradient = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        # The target's weights do not change: a GPU is busy with its next pass while we wait.
+        read_norm = _read_later(gradient.detach())
+        # The target's weights do not change: a GPU is busy with its next pass while we wait, and
+        # while we queue what comes after.
         coming = next(work)
-        norm = float(gradient)
+        norm = read_norm()
         if not math.isfinite(norm):
             raise RuntimeError(self._describe_failure(batch, float(found.loss.detach()), norm))
         self.optimizer.step()
@@ -240,6 +242,22 @@ class Loop:
             for old in checkpoints(self.folder)[:-2]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
+
+
+def _read_later(scalar: torch.Tensor) -> Callable[[], float]:
+    """What gives a scalar's value, waiting for it but not for what is queued after this call."""
+    if scalar.device.type != "cuda":
+        return scalar.item
+    host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+    host.copy_(scalar, non_blocking=True)
+    known = torch.cuda.Event()
+    known.record()
+
+    def read() -> float:
+        known.synchronize()
+        return host.item()
+
+    return read
 
 
 def checkpoints(folder: Path) -> list[Path]:
