@@ -89,17 +89,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for part, label, prob in labels.chunks(chunk, lm_head):
             own, slope = weight[part], None
             base = states[part] @ lm_head.T
-            base_correct[part] = base.argmax(-1) == label
             if base_share > 0:
-                loss, slope = _entropy(base, label, prob, needed)
+                loss, base_correct[part], slope = entropy(base, label, prob, needed)
                 total += base_share * (own * loss).sum()
+            else:
+                base_correct[part] = base.argmax(-1) == label
             if low is None:
                 correct[part] = base_correct[part]
             else:
                 final = torch.addmm(base, lows[part], ups.T)
-                correct[part] = final.argmax(-1) == label
-            if base_share < 1:
-                loss, steep = _entropy(final, label, prob, needed)
+                # Gradients of nothing are not worth their time.
+                rising = needed and base_share < 1
+                loss, correct[part], steep = entropy(final, label, prob, rising)
                 total += (1 - base_share) * (own * loss).sum()
                 if steep is not None:
                     # A row's weight counts in its products, which are far smaller than its logits.
@@ -124,22 +125,35 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return *given, *[None] * (8 - len(given))
 
 
-def _entropy(
+def entropy(
     logit: torch.Tensor, label: torch.Tensor, prob: torch.Tensor | None, needed: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cross-entropies [r] float32, and their slopes [r, V] in the logits' dtype if needed.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Cross-entropies of logits [r, V] with tokens label [r], or distributions prob [r, V].
 
-    Logits are many: time goes into reading and writing them, so there are few passes.
+    Gives them [r] float32; where the best token is the label [r] bool; and, if needed, their slopes
+    in the logits [r, V], in those' dtype.
     """
+    if logit.is_cuda and prob is None:
+        from sglang_dart.kernels import cross_entropy as kernel
+
+        return kernel.entropy(logit, label, needed)
+    return entropy_plain(logit, label, prob, needed)
+
+
+def entropy_plain(
+    logit: torch.Tensor, label: torch.Tensor, prob: torch.Tensor | None, needed: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """`entropy` in plain torch. There are so many logits that each pass over them counts."""
+    hit = logit.argmax(-1) == label
     log_prob = logit.log_softmax(-1, dtype=torch.float32)
     if prob is not None:
         loss = -torch.linalg.vecdot(prob, log_prob)
-        return loss, log_prob.exp_().sub_(prob).to(logit.dtype) if needed else None
+        return loss, hit, log_prob.exp_().sub_(prob).to(logit.dtype) if needed else None
     wanted = log_prob.gather(1, label[:, None])
-    if not needed:
-        return -wanted.squeeze(1), None
-    slope = torch.empty_like(logit)
-    torch.exp(log_prob, out=slope)
-    # Where a probability is near 1, rounding it would lose what is left to learn.
-    slope.scatter_(1, label[:, None], torch.expm1(wanted).to(slope.dtype))
-    return -wanted.squeeze(1), slope
+    loss, slope = -wanted.squeeze(1), None
+    if needed:
+        slope = torch.empty_like(logit)
+        torch.exp(log_prob, out=slope)
+        # Where a probability is near 1, rounding it would lose what is left to learn.
+        slope.scatter_(1, label[:, None], torch.expm1(wanted).to(slope.dtype))
+    return loss, hit, slope
