@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_dart.train.blocks import Rows
+from sglang_dart.train.entropy import Given, entropy
 from sglang_dart.train.loss import Distilled
 
 # Keeps the loss of a batch without rows finite.
@@ -29,8 +30,8 @@ class Labels:
 
     def chunks(
         self, chunk: int, lm_head: torch.Tensor
-    ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
-        """Per `chunk` rows: which, best tokens [r], and probabilities [r, V] float32 if taught."""
+    ) -> Iterator[tuple[slice, torch.Tensor, Given | None]]:
+        """Per `chunk` rows: which, best tokens [r], and distributions over V if taught."""
         start, count = self.rows.start, len(self.rows.prefix)
         for first in range(0, count, chunk):
             part = slice(first, min(first + chunk, count))
@@ -41,7 +42,8 @@ class Labels:
                 yield part, self.token[low:high][own], None
             else:
                 logit = self.teacher[low:high] @ lm_head.T
-                yield part, logit.argmax(-1)[own], logit.float().softmax(-1)[own]
+                given = Given(logit.softmax(-1, dtype=torch.float32), own)
+                yield part, logit.argmax(-1)[own], given
 
 
 def cross_entropy(
@@ -86,11 +88,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         correct = torch.empty(len(states), dtype=torch.bool, device=hidden.device)
         base_correct = torch.empty_like(correct)
-        for part, label, prob in labels.chunks(chunk, lm_head):
+        for part, label, given in labels.chunks(chunk, lm_head):
             own, slope = weight[part], None
             base = states[part] @ lm_head.T
             if base_share > 0:
-                loss, base_correct[part], slope = entropy(base, label, prob, needed)
+                loss, base_correct[part], slope = entropy(base, label, given, needed)
                 total += base_share * (own * loss).sum()
             else:
                 base_correct[part] = base.argmax(-1) == label
@@ -100,7 +102,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 final = torch.addmm(base, lows[part], ups.T)
                 # Gradients of nothing are not worth their time.
                 rising = needed and base_share < 1
-                loss, correct[part], steep = entropy(final, label, prob, rising)
+                loss, correct[part], steep = entropy(final, label, given, rising)
                 total += (1 - base_share) * (own * loss).sum()
                 if steep is not None:
                     # A row's weight counts in its products, which are far smaller than its logits.
@@ -123,37 +125,3 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *given, *[None] * (8 - len(given))
-
-
-def entropy(
-    logit: torch.Tensor, label: torch.Tensor, prob: torch.Tensor | None, needed: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Cross-entropies of logits [r, V] with tokens label [r], or distributions prob [r, V].
-
-    Gives them [r] float32; where the best token is the label [r] bool; and, if needed, their slopes
-    in the logits [r, V], in those' dtype.
-    """
-    if logit.is_cuda and prob is None:
-        from sglang_dart.kernels import cross_entropy as kernel
-
-        return kernel.entropy(logit, label, needed)
-    return entropy_plain(logit, label, prob, needed)
-
-
-def entropy_plain(
-    logit: torch.Tensor, label: torch.Tensor, prob: torch.Tensor | None, needed: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """`entropy` in plain torch. There are so many logits that each pass over them counts."""
-    hit = logit.argmax(-1) == label
-    log_prob = logit.log_softmax(-1, dtype=torch.float32)
-    if prob is not None:
-        loss = -torch.linalg.vecdot(prob, log_prob)
-        return loss, hit, log_prob.exp_().sub_(prob).to(logit.dtype) if needed else None
-    wanted = log_prob.gather(1, label[:, None])
-    loss, slope = -wanted.squeeze(1), None
-    if needed:
-        slope = torch.empty_like(logit)
-        torch.exp(log_prob, out=slope)
-        # Where a probability is near 1, rounding it would lose what is left to learn.
-        slope.scatter_(1, label[:, None], torch.expm1(wanted).to(slope.dtype))
-    return loss, hit, slope

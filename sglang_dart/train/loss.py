@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_dart.train.blocks import Rows
+from sglang_dart.train.entropy import Given, entropy
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,17 @@ class _ChunkedDivergence(torch.autograd.Function):
             level = rows.level[part]
             inside = label[own] >= 0
             weight = level_weight[level] * inside
-            logit = (states[part] @ matrix.T).float()
-            log_norm = logit.logsumexp(-1)
-            correct[part] = logit.argmax(-1) == label[own]
-            target = prob[own]
-            # Sum of p log p - p log q, where log q = logit - log_norm and p sums to 1.
-            entropy = torch.special.entr(prob).sum(-1)[own]
-            divergence = log_norm - entropy - torch.linalg.vecdot(target, logit)
+            cross, correct[part], slope = entropy(
+                states[part] @ matrix.T, label[own], Given(prob, own), needed
+            )
+            # Sum of p log p - p log q.
+            divergence = cross - torch.special.entr(prob).sum(-1)[own]
             total += (weight * divergence).sum()
             prefixes += (inside & (level == 0)).sum()
-            if needed:
-                slope = (logit - log_norm[:, None]).exp_().sub_(target).mul_(weight[:, None])
-                slope = slope.to(dtype)
-                d_hidden[part] = slope @ matrix
-                d_matrix += slope.T @ states[part]
+            if slope is not None:
+                # A row's weight counts in its products, which are far smaller than its logits.
+                d_hidden[part] = weight[:, None] * (slope @ matrix)
+                d_matrix += slope.T @ (weight[:, None] * states[part]).to(dtype)
         if needed:
             ctx.save_for_backward(d_hidden, d_matrix)
             ctx.dtypes = hidden.dtype, lm_head.dtype
@@ -122,5 +120,5 @@ def _teacher_chunks(
         last = min(first + chunk, len(rows.start) - 1)
         logit = teacher.hidden[first:last] @ teacher.lm_head.T
         label = teacher.draft_id[logit.argmax(-1)]
-        prob = logit[:, teacher.target_id].float().softmax(-1)
+        prob = logit[:, teacher.target_id].softmax(-1, dtype=torch.float32)
         yield slice(rows.start[first], rows.start[last]), prob, label
