@@ -82,17 +82,19 @@ evaluate() {
   if ((${#sets[@]} == 0)); then
     echo "error: stage eval needs --sets" >&2 && return 2
   fi
-  # Paths of files that servers open must not depend on where those start.
+  # Paths of files that servers open must not depend on where those start. A tree of full width is
+  # what a drafter is judged by, whatever the load.
   local model dart domino
   model=$(realpath "$RUN/ngram/3gram.ngram") dart=$RUN/dart/head domino=$RUN/domino/head
   read -ra more <<<"${EVAL_FLAGS:-}"
   timeout "${minutes[eval]}m" "$PYTHON" -m sglang_dart.eval --model "$TARGET" "${sets[@]}" \
     --first-turns --max-new-tokens 128 --dtype bfloat16 --concurrency 16 --slots \
     --out "$RUN/eval.jsonl" "${more[@]}" \
-    --arm "dart:DART=$dart" \
-    --arm "dart+ngram:DART=$dart SGLANG_DART_CONFIG='{\"ngram\": \"$model\"}'" \
-    --arm "domino-chain:DARTREE=$domino SGLANG_DART_CONFIG='{\"variant\": \"chain\"}'" \
-    --arm "domino-tree:DARTREE=$domino SGLANG_DART_CONFIG='{\"budget\": 64}'" \
+    --arm "dart:DART=$dart SGLANG_DART_CONFIG='{\"adaptive\": false}'" \
+    --arm "dart+ngram:DART=$dart SGLANG_DART_CONFIG='{\"adaptive\": false, \"ngram\": \"$model\"}'" \
+    --arm "domino-chain:DARTREE=$domino SGLANG_DART_CONFIG='{\"adaptive\": false, \"variant\": \"chain\"}'" \
+    --arm "domino-fixed:DARTREE=$domino SGLANG_DART_CONFIG='{\"adaptive\": false, \"variant\": \"fixed\"}'" \
+    --arm "domino-pruned:DARTREE=$domino SGLANG_DART_CONFIG='{\"adaptive\": false, \"variant\": \"pruned\"}'" \
     -- "${server[@]}"
 }
 
