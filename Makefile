@@ -12,8 +12,9 @@ STAMP   = $(VENV)/.installed-$(shell pwd | cksum | cut -d' ' -f1)
 demo: install
 	$(BIN)/sglang-dart demo --algorithm $(ALGO)
 
+# Two at a time: an engine is one busy core, and takes some GB.
 test: install lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/deptry .

@@ -136,11 +136,16 @@ def transcripts(plain: dict[str, Any]) -> Iterator[list[int]]:
     yield [*encode(TOOL_TURN), *encode(f"[{written}]")]
 
 
+@pytest.fixture(scope="module", params=["DART", "DARTREE"])
+def algorithm(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def dart(plain: dict[str, Any], script: Any, ended_target: str) -> Iterator[Api]:
+def served(algorithm: str, plain: dict[str, Any], script: Any, ended_target: str) -> Iterator[Api]:
     folder = script(list(transcripts(plain)), wrong_token=0.05, wrong_sibling=0.1)
     flags = (
-        *("--speculative-algorithm", "DART", "--speculative-draft-model-path", folder),
+        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", folder),
         *("--speculative-num-draft-tokens", TREE_ROWS, "--skip-server-warmup"),
     )
     with server(ended_target, *FLAGS, *flags) as api:
@@ -174,9 +179,11 @@ def assert_close(given: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_answer_is_that_of_plain_decoding(dart: Api, plain: dict[str, Any], name: str) -> None:
+def test_the_answer_is_that_of_plain_decoding(
+    served: Api, plain: dict[str, Any], name: str
+) -> None:
     expected_status, expected = plain["answers"][name]
-    status, answer = dart.post("/generate", plain["questions"][name])
+    status, answer = served.post("/generate", plain["questions"][name])
     assert status == expected_status, answer
     if status != 200:
         assert answer["error"]["message"] == expected["error"]["message"]
@@ -213,16 +220,16 @@ def test_the_cases_are_what_they_are_called(plain: dict[str, Any]) -> None:
     assert plain["answers"]["prompt of the context length"][0] == 400
 
 
-def test_grammars_are_kept_and_runs_stay_deep(dart: Api, plain: dict[str, Any]) -> None:
-    answer = dart.generate(plain["questions"]["schema"])
+def test_grammars_are_kept_and_runs_stay_deep(served: Api, plain: dict[str, Any]) -> None:
+    answer = served.generate(plain["questions"]["schema"])
     value = json.loads(answer["text"])
     assert value["name"] in ("alpha", "beta")
     assert value["n"] in (1, 22, 333)
     assert answer["meta_info"]["spec_accept_length"] > 2
-    assert json.loads(dart.generate(plain["questions"]["smallest schema"])["text"]) == {"a": 1}
+    assert json.loads(served.generate(plain["questions"]["smallest schema"])["text"]) == {"a": 1}
 
 
-def test_sampled_answers_keep_their_grammar(dart: Api) -> None:
+def test_sampled_answers_keep_their_grammar(served: Api) -> None:
     bodies = [
         case(60, ignore_eos=False, temperature=0.8, **field)
         for field in GRAMMARS.values()
@@ -234,17 +241,17 @@ def test_sampled_answers_keep_their_grammar(dart: Api) -> None:
         "regex": lambda text: re.fullmatch(GRAMMARS["regex"]["regex"], text),
         "ebnf": lambda text: re.fullmatch("yes|no|maybe [a-z]{3}", text),
     }
-    for number, answer in enumerate(dart.at_once(bodies)):
+    for number, answer in enumerate(served.at_once(bodies)):
         name = list(GRAMMARS)[number // 6]
         assert checks[name](answer["text"]), answer["text"]
 
 
-def test_sampled_log_probabilities_are_those_of_their_tokens(dart: Api) -> None:
+def test_sampled_log_probabilities_are_those_of_their_tokens(served: Api) -> None:
     """What a sampled token reports is what the target says when it reads the answer again."""
     sampled = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True}
-    answer = dart.generate(body(TEXT, sampled, return_logprob=True))
+    answer = served.generate(body(TEXT, sampled, return_logprob=True))
     ids = answer["output_ids"]
-    again = dart.generate(
+    again = served.generate(
         body(
             TEXT + ids,
             greedy(1),
@@ -256,16 +263,16 @@ def test_sampled_log_probabilities_are_those_of_their_tokens(dart: Api) -> None:
     assert_close(answer["meta_info"]["output_token_logprobs"], read)
 
 
-def test_sampled_copies_differ(dart: Api) -> None:
-    answers = dart.generate(body(TEXT, greedy(24, n=4) | {"temperature": 1.0}))
+def test_sampled_copies_differ(served: Api) -> None:
+    answers = served.generate(body(TEXT, greedy(24, n=4) | {"temperature": 1.0}))
     assert len({tuple(answer["output_ids"]) for answer in answers}) == 4
 
 
 @pytest.mark.parametrize("name", ["17 new tokens", "several stop tokens", "stop string", "schema"])
-def test_streamed_pieces_make_the_whole(dart: Api, plain: dict[str, Any], name: str) -> None:
+def test_streamed_pieces_make_the_whole(served: Api, plain: dict[str, Any], name: str) -> None:
     whole = plain["answers"][name][1]
     question = plain["questions"][name] | {"return_logprob": True}
-    with dart.stream("/generate", question) as events:
+    with served.stream("/generate", question) as events:
         seen = list(events)
     texts = [event["text"] for event in seen]
     # Each event repeats what was sent before.
@@ -291,12 +298,12 @@ def streamed_calls(api: Api) -> list[list[str]]:
     return [calls[index] for index in sorted(calls)]
 
 
-def test_tool_calls_are_those_of_plain_decoding(dart: Api, plain: dict[str, Any]) -> None:
+def test_tool_calls_are_those_of_plain_decoding(served: Api, plain: dict[str, Any]) -> None:
     """The array is cut at the limit, so only a stream tells its calls."""
-    status, answer = dart.post("/v1/chat/completions", CHAT)
+    status, answer = served.post("/v1/chat/completions", CHAT)
     assert status == 200
     assert answer["choices"] == plain["chat"][1]["choices"]
-    streamed = streamed_calls(dart)
+    streamed = streamed_calls(served)
     assert streamed == plain["streamed"]
     whole = streamed[:-1]
     assert len(whole) > 1, "one chunk may end a call and begin the next"
@@ -305,14 +312,14 @@ def test_tool_calls_are_those_of_plain_decoding(dart: Api, plain: dict[str, Any]
         assert json.loads(arguments)["city"] in ("Paris", "Rome")
 
 
-def test_beam_search_is_refused_by_name(dart: Api) -> None:
-    status, answer = dart.post("/generate", case(5, beam_width=2))
+def test_beam_search_is_refused_by_name(served: Api) -> None:
+    status, answer = served.post("/generate", case(5, beam_width=2))
     assert status == 400
     assert "Beam search is not supported with speculative decoding" in answer["error"]["message"]
 
 
-def test_embeddings_are_answered_as_plain_serving_does(dart: Api, plain: dict[str, Any]) -> None:
-    status, answer = dart.post("/v1/embeddings", {"model": "default", "input": "a"})
+def test_embeddings_are_answered_as_plain_serving_does(served: Api, plain: dict[str, Any]) -> None:
+    status, answer = served.post("/v1/embeddings", {"model": "default", "input": "a"})
     assert status == plain["embedding"][0] == 400
     assert answer == plain["embedding"][1]
 
@@ -325,11 +332,11 @@ def counters(api: Api) -> dict[str, float]:
     return {name + depth: float(value) for name, depth, value in found}
 
 
-def test_figures_agree(dart: Api, plain: dict[str, Any]) -> None:
+def test_figures_agree(served: Api, algorithm: str, plain: dict[str, Any]) -> None:
     """Request, Prometheus and server say the same of the same rounds."""
-    before = counters(dart)
-    answers = dart.generate(body(prompts(16), [greedy(96)] * 16))
-    after = counters(dart)
+    before = counters(served)
+    answers = served.generate(body(prompts(16), [greedy(96)] * 16))
+    after = counters(served)
     metas = [answer["meta_info"] for answer in answers]
     rounds = sum(meta["spec_verify_ct"] for meta in metas)
     assert after["sglang_dart:rounds_total"] - before["sglang_dart:rounds_total"] == rounds
@@ -345,28 +352,28 @@ def test_figures_agree(dart: Api, plain: dict[str, Any]) -> None:
         assert 0 <= accepted + meta["spec_verify_ct"] + 1 - 96 <= 8
         length = 1 + (95 - meta["spec_verify_ct"]) / meta["spec_verify_ct"]
         assert meta["spec_accept_length"] == pytest.approx(length)
-    status, info = dart.get("/server_info")
+    status, info = served.get("/server_info")
     assert status == 200
     assert 1 <= info["internal_states"][0]["avg_spec_accept_length"] <= 9
-    assert info["speculative_algorithm"] == "DART"
-    logged = [float(n) for n in re.findall(r"accept len: ([\d.]+)", dart.log.read_text())]
+    assert info["speculative_algorithm"] == algorithm
+    logged = [float(n) for n in re.findall(r"accept len: ([\d.]+)", served.log.read_text())]
     assert logged
     assert 1 <= min(logged) <= max(logged) <= 9
 
 
-def test_aborted_and_abandoned_requests_leave_nothing(dart: Api, plain: dict[str, Any]) -> None:
+def test_aborted_and_abandoned_requests_leave_nothing(served: Api, plain: dict[str, Any]) -> None:
     long = body(TEXT, greedy(150))
-    with dart.stream("/generate", long | {"rid": "abandoned"}) as events:
+    with served.stream("/generate", long | {"rid": "abandoned"}) as events:
         next(events)
-    with dart.stream("/generate", long | {"rid": "aborted"}) as events:
+    with served.stream("/generate", long | {"rid": "aborted"}) as events:
         next(events)
-        assert dart.post("/flush_cache", {})[0] == 400, "busy"
-        assert dart.post("/abort_request", {"rid": "aborted"})[0] == 200
+        assert served.post("/flush_cache", {})[0] == 400, "busy"
+        assert served.post("/abort_request", {"rid": "aborted"})[0] == 200
         last = list(events)[-1]
     assert last["meta_info"]["finish_reason"]["type"] in ("abort", "length")
-    idle(dart)
+    idle(served)
     name = "17 new tokens"
-    assert_same(dart.generate(plain["questions"][name]), plain["answers"][name][1])
+    assert_same(served.generate(plain["questions"][name]), plain["answers"][name][1])
 
 
 def idle(api: Api) -> None:
@@ -377,22 +384,22 @@ def idle(api: Api) -> None:
         time.sleep(0.1)
 
 
-def test_health_and_idle(dart: Api, plain: dict[str, Any]) -> None:
-    assert dart.get("/health")[0] == 200
-    assert dart.get("/health_generate")[0] == 200
+def test_health_and_idle(served: Api, plain: dict[str, Any]) -> None:
+    assert served.get("/health")[0] == 200
+    assert served.get("/health_generate")[0] == 200
     time.sleep(3)
     # One of two ends in its first token: the other's round runs on.
     both = body([TEXT, prompts(16)[5]], [greedy(1), greedy(17)])
-    first, second = dart.generate(both)
+    first, second = served.generate(both)
     whole = plain["answers"]["17 new tokens"][1]["output_ids"]
     assert first["output_ids"] == whole[:1]
     assert second["meta_info"]["finish_reason"]["type"] == "length"
-    idle(dart)
-    assert dart.get("/health_generate")[0] == 200
+    idle(served)
+    assert served.get("/health_generate")[0] == 200
 
 
 def test_new_weights_answer_as_plain_decoding_with_them(
-    dart: Api, plain: dict[str, Any], updated_weights: str
+    served: Api, plain: dict[str, Any], updated_weights: str
 ) -> None:
     """Last: the server keeps the other weights."""
-    assert update(dart, updated_weights) == plain["updated"]
+    assert update(served, updated_weights) == plain["updated"]
