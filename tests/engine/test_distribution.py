@@ -156,7 +156,7 @@ def test_the_joint_law_of_three_tokens_is_that_of_plain_decoding(
     if sum(rare) >= 10:
         table = [[*row, rest] for row, rest in zip(table, rare, strict=True)]
     pvalue = stats.chi2_contingency(table).pvalue
-    record_property("p", pvalue)
+    record_property("p", float(pvalue))
     print(f"{name}: p = {pvalue:.3f}, {len(table[0])} cells, {counts[0].total()} draws each")
     assert pvalue >= 1e-3
 
