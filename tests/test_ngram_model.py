@@ -457,6 +457,8 @@ def test_ctrl_c_stops_a_conversion(tmp_path: Path) -> None:
     """Progress calls let signals through, and nothing half-written stays."""
     script = (
         "import os, signal, sys; from sglang_dart import _core\n"
+        # A shell's background job, and what it starts, ignores Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "model = _core.NgramModel.open(sys.argv[1])\n"
         "def interrupt(done, whole): os.kill(os.getpid(), signal.SIGINT)\n"
         "try: _core.prune_ngram(model, sys.argv[2], min_count=2, progress=interrupt)\n"
