@@ -148,7 +148,12 @@ def given_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a drafter that began from one with config.json `raw`."""
     # What describes the weights of that one alone; they are written anew.
     spent = ("torch_dtype", "transformers_version", "trained")
-    return {k: v for k, v in raw.items() if k not in spent} | {"dtype": "bfloat16"}
+    kept = {name: value for name, value in raw.items() if name not in spent}
+    # The path of its n-gram model begins in its folder, not in the new one.
+    for key in ("dart_config", "dartree_config"):
+        if key in kept:
+            kept[key] = {name: value for name, value in kept[key].items() if name != "ngram"}
+    return kept | {"dtype": "bfloat16"}
 
 
 def _borrow_output(head: DartHead, target: FrozenTarget, vocabulary: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from sglang_dart.cli import run_tool
 from sglang_dart.train.cli import app
+from sglang_dart.train.initial import given_config
 from sglang_dart.train.record import read_log
 
 # Other sizes than the defaults, so that they can only come from the drafter.
@@ -187,3 +188,9 @@ def test_a_drafter_without_a_mask_token_needs_one(
     assert began.train("dflash", tmp_path / "run", f"{words} --mask-token-id {mask}") == 0
     written = json.loads((tmp_path / "run/head/config.json").read_text())
     assert written["dflash_config"]["mask_token_id"] == mask
+
+
+def test_the_ngram_model_of_the_given_drafter_stays_with_it() -> None:
+    raw = {"dart_config": {"final_norm_passes": 1, "ngram": "../3gram.ngram"}}
+    assert given_config(raw)["dart_config"] == {"final_norm_passes": 1}
+    assert raw["dart_config"]["ngram"] == "../3gram.ngram"
