@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from sglang_dart.draft.context_kv import ContextKV
+from tests.kernels.interpreter import run_interpreted
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -130,12 +129,7 @@ def test_a_negative_length_is_none():
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what it runs")
 def test_interpreted_on_the_host():
-    """The interpreter must be chosen before the kernel is imported: a process of its own."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 @pytest.mark.gpu

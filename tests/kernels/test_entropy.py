@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from sglang_dart.train import cross_entropy
 from sglang_dart.train.blocks import Rows
 from sglang_dart.train.cross_entropy import Labels
 from sglang_dart.train.entropy import Given, entropy_plain
+from tests.kernels.interpreter import run_interpreted
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -124,12 +123,7 @@ def test_gradients_equal_those_of_the_twin(share: float, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what it runs")
 def test_interpreted_on_the_host() -> None:
-    """The interpreter must be chosen before the kernel is imported: a process of its own."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+    run_interpreted(__file__)
 
 
 @pytest.mark.gpu
